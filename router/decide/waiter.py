@@ -49,6 +49,8 @@ class Waiter:
     """When the answer is due: what `edf` sorts by. inf: expires_s counts."""
     model: str = ""
     tenant: str = ""
+    moved_s: float = 0.0
+    """Seconds that it waited in another router, as its caller says, and that don't count yet."""
     priority: int = 0
     """Higher is sooner."""
     narrowing: Narrowing | None = None

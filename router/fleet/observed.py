@@ -111,8 +111,9 @@ class ObservedModel:
     ttft_s: Numbers = field(default_factory=_no_seconds)
     free_s: list[Numbers] = field(default_factory=list)
     """When each worker's prompts would be computed, at each of RATES."""
-    slice_from: "tuple[float, float, int, Numbers] | None" = None
-    """first_tokens, first_token_s, timed and ttft_s at the beginning of the slice."""
+    slice_from: tuple[float, float, int, Numbers | None] = (0.0, 0.0, 0, None)
+    """first_tokens, first_token_s, timed and ttft_s at the beginning of the slice; None: it is the
+    first one."""
     wrong_s: float = 0.0
     """Errors of the predicted means of slices, in sum over their first tokens,"""
     checked_s: float = 0.0
@@ -279,12 +280,8 @@ def _at(log_rate: float, seconds: Numbers) -> float:
 
 def _check(model: ObservedModel) -> None:
     """Compares a slice's predicted with its counted first token at its end, and begins the next."""
-    today, begun = model.today, model.slice_from
-    if begun is None:
-        first_tokens = first_token_s = 0.0
-        timed, ttft_s, log_rate = 0, None, None
-    else:
-        first_tokens, first_token_s, timed, ttft_s = begun
+    today = model.today
+    first_tokens, first_token_s, timed, ttft_s = model.slice_from
     count = today.first_tokens - first_tokens
     if count < SLICE_FIRST_TOKENS or model.timed == timed:
         return

@@ -1,11 +1,10 @@
-"""Columns that few policies read, made when one of them asks.
+"""What few policies read of the workers: it is made when one of them reads it.
 
 What most decisions need is copied out of one table (router/fleet/pools.py). The rest costs time
 that a policy which does not read it should not pay for.
 """
 
 from collections.abc import Mapping
-from math import nan
 
 import numpy as np
 import numpy.typing as npt
@@ -13,20 +12,19 @@ import numpy.typing as npt
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
 from router.fleet.pools import Pool, heartbeat_of
-from router.fleet.rates import PrefillColumns, PrefillRates
+from router.fleet.rates import PrefillRates
 from router.fleet.reservations.load import WorkerLoad
 from router.fleet.reservations.sessions import Sessions
 from router.fleet.shared_prefixes import ROOM_SHARE, SharedPrefixes
-from router.fleet.table import COLUMNS, Column, Flags
+from router.fleet.table import COLUMNS, Column
 from router.fleet.topology import Topology
 from router.fleet.working_set import WorkingSets
-from router.request.prompt import Prompt
 
 _TOTAL_BLOCKS = COLUMNS.index("total_blocks")
 
 
 class Further:
-    """Makes further columns from load, labels and rates of a pool's workers; changes nothing."""
+    """What further columns are made of (router/decide/policies/candidates.py); changes nothing."""
 
     def __init__(
         self,
@@ -36,73 +34,24 @@ class Further:
         working_sets: WorkingSets | None = None,
         shared_prefixes: SharedPrefixes | None = None,
     ) -> None:
-        self._loads = loads
-        self._rates = rates
-        self._sessions = sessions
-        self._working_sets = working_sets
-        self._shared_prefixes = shared_prefixes
+        """None: nothing is known of it."""
+        self.rates = rates
+        self._working_sets = WorkingSets() if working_sets is None else working_sets
+        self.loads = loads
+        self._sessions = Sessions(0.0, 0) if sessions is None else sessions
+        self._shared = SharedPrefixes() if shared_prefixes is None else shared_prefixes
         self._topology: tuple[Pool, Topology] | None = None
         """The topology of the last call's pool, as a rule the only pool."""
 
-    def blocks_in_use(self, pool: Pool, prompt: Prompt) -> Column:
-        """Blocks of a prompt that this router's open requests on each worker use already."""
-        used = np.zeros(len(pool))
-        for row, source in enumerate(pool.sources):
-            load = self._loads.get(source.key)
-            if load is not None and load.requests and (size := heartbeat_of(source).block_size):
-                used[row] = load.in_use(prompt.prefixes(size))
-        return used
-
-    def others_waiting(self, pool: Pool, waiting: Column) -> Column:
-        """Estimate of the requests that wait on each worker and that this router did not send.
-
-        waiting: waiting requests as the engines reported them.
-        """
-        others = np.zeros(len(pool))
-        for row in np.flatnonzero(waiting).tolist():
-            load = self._loads[pool.workers[row]]  # that is where waiting came from
-            others[row] = min(float(waiting[row]), load.external_requests)
-        return others
-
-    def of_session(self, pool: Pool, session_id: str) -> Flags:
-        """True for the worker that the session's last request went to."""
-        worker = self._sessions.worker_of(session_id) if self._sessions is not None else None
-        if worker is None:
-            return np.zeros(len(pool), np.bool_)
-        return np.array([key == worker for key in pool.workers], np.bool_)
-
     def session_row(self, pool: Pool, session_id: str) -> int:
         """The row of the worker that the session's last request went to; -1: none."""
-        worker = self._sessions.worker_of(session_id) if self._sessions is not None else None
-        return -1 if worker is None else pool.made(row_of_worker).get(worker, -1)
-
-    def rate_table(self, pool: Pool) -> npt.NDArray[np.float64]:
-        """See PrefillRates.table."""
-        return self._rates.table(pool.made(last_slot))
-
-    def recent_table(self, pool: Pool) -> Column:
-        """See WorkingSets.table."""
-        last = pool.made(last_slot)
-        return np.zeros(last + 1) if self._working_sets is None else self._working_sets.table(last)
-
-    def anchor(self, model: str) -> float:
-        """See PrefillRates.anchor."""
-        return self._rates.anchor(model)
-
-    @property
-    def mean_work(self) -> float:
-        """Mean work of a prompt, over all workers, in tokens (router/fleet/rates.py)."""
-        return self._rates.mean_work
-
-    def prefill(self, pool: Pool, now_s: float) -> PrefillColumns:
-        """How fast each worker computes prompts, and for how long it is busy."""
-        return self._rates.columns(pool.slots, pool.models, now_s)
+        worker = self._sessions.worker_of(session_id)
+        return -1 if worker is None else pool.made(_row_of_worker).get(worker, -1)
 
     def recent_blocks(self, pool: Pool) -> Column:
         """Number of blocks in each worker's working set."""
-        if self._working_sets is None:
-            return np.zeros(len(pool))
-        return self._working_sets.blocks(pool.slots)
+        blocks: Column = self._working_sets.table(pool.made(last_slot)).take(pool.slots)
+        return blocks
 
     def invested_tokens(
         self,
@@ -114,24 +63,15 @@ class Further:
         now_s: float,
     ) -> Column | None:
         """See SharedPrefixes.invested. table: the pool's columns."""
-        if self._shared_prefixes is None or not longest:
+        if not longest:
             return None
 
         def room() -> Column:
             blocks: Column = ROOM_SHARE * table[_TOTAL_BLOCKS] - self.recent_blocks(pool)
             return blocks
 
-        size, rate = pool.only_block_size, self.anchor(pool.models[0])
-        return self._shared_prefixes.invested(prefixes, usable, longest, size, room, rate, now_s)
-
-    def own_number(self, pool: Pool, name: str) -> Column:
-        """An own number of each worker (events/engines/numbers.py); NaN: its engine has none."""
-        heartbeats = [source.heartbeat for source in pool.sources]  # each has one: 50 ns a worker
-        return np.array([beat.own_numbers.get(name, nan) if beat else nan for beat in heartbeats])
-
-    def mean_distance(self, pool: Pool, targets: npt.NDArray[np.bool_]) -> Column:
-        """Mean distance from each worker to some of them (router/fleet/topology.py)."""
-        return self.topology(pool).mean_distance(targets)
+        size, rate = pool.only_block_size, self.rates.anchor(pool.models[0])
+        return self._shared.invested(prefixes, usable, longest, size, room, rate, now_s)
 
     def topology(self, pool: Pool) -> Topology:
         """Distances between the workers of a pool."""
@@ -141,7 +81,7 @@ class Further:
         return self._topology[1]
 
 
-def row_of_worker(pool: Pool) -> dict[WorkerKey, int]:
+def _row_of_worker(pool: Pool) -> dict[WorkerKey, int]:
     return {key: row for row, key in enumerate(pool.workers)}
 
 

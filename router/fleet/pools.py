@@ -17,10 +17,11 @@ Laws:
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from math import inf, nan
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -83,13 +84,15 @@ class Pool:
     """Hash of each worker's id and rank."""
     role_names: npt.NDArray[np.str_]
     """The role of each worker."""
-    _of_it: dict[Callable[["Pool"], Any], Any] = field(default_factory=dict)
+    _of_it: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
-    def made(self, make: Callable[["Pool"], _Made]) -> _Made:
-        """Result of a function of the pool, which is called once and then kept."""
-        known = self._of_it.get(make)
+    def made(self, make: Callable[..., _Made], *about: Hashable) -> _Made:
+        """Result of a function of the pool and other arguments, which is called once and then
+        kept."""
+        key = make, *about
+        known = self._of_it.get(key)
         if known is None:
-            known = self._of_it[make] = make(self)
+            known = self._of_it[key] = make(self, *about)
         made: _Made = known
         return made
 
@@ -135,8 +138,8 @@ class _Identity(NamedTuple):
 
     slot: int
     model: str
-    aliases: tuple[str, ...]
-    loras: tuple[str, ...]
+    model_aliases: tuple[str, ...]
+    lora_names: tuple[str, ...]
     loads_loras: bool
     block_size: int
     role: str
@@ -148,20 +151,10 @@ class _Identity(NamedTuple):
 
     @classmethod
     def of(cls, slot: int, heartbeat: Heartbeat) -> "_Identity":
-        return cls(
-            slot,
-            heartbeat.model,
-            heartbeat.model_aliases,
-            heartbeat.lora_names,
-            heartbeat.loads_loras,
-            heartbeat.block_size,
-            heartbeat.role,
-            heartbeat.max_model_len,
-            heartbeat.engine,
-            heartbeat.kv_connector,
-            heartbeat.kv_engine_id,
-            heartbeat.labels,
-        )
+        return cls(slot, *_OF_HEARTBEAT(heartbeat))
+
+
+_OF_HEARTBEAT = attrgetter(*(name for name in _Identity._fields if name != "slot"))
 
 
 class LastResort(NamedTuple):
@@ -240,10 +233,6 @@ class Pools:
         """Model as its engines call it -> workers; empty: workers that have not said theirs."""
         self._loading: Counter[str] = Counter()
         """Models whose workers load LoRAs on demand -> count of such workers."""
-        self._served_text: str | None = None
-        """Some of these, for refusals; None: to be written again."""
-        self._several_text: str | None = None
-        """Why a request must name its model, empty if it need not; None: to be written again."""
 
     def refresh(self) -> None:
         """Takes over the changes in the fleet view."""
@@ -466,8 +455,8 @@ class Pools:
     def _count_names(self, identity: _Identity, change: int) -> None:
         """Counts a worker that began (1) or ceased (-1) to serve its models' names."""
         counted = (
-            (self._served, {identity.model, *identity.aliases, *identity.loras}),
-            (self._served_loras, set(identity.loras)),
+            (self._served, {identity.model, *identity.model_aliases, *identity.lora_names}),
+            (self._served_loras, set(identity.lora_names)),
             (self._served_models, {identity.model}),
             (self._loading, {identity.model} if identity.loads_loras else ()),
         )
@@ -476,7 +465,6 @@ class Pools:
                 counter[name] += change
                 if not counter[name]:
                     del counter[name]
-        self._served_text = self._several_text = None
 
     def _group(self, source: Source) -> _Group:
         heartbeat = heartbeat_of(source)
@@ -555,7 +543,7 @@ class Pools:
         raise self._refusal(model, ready)
 
     def _refusal(self, model: str, ready: bool) -> Refusal:
-        """Why a model has no workers. Costs the same however large the fleet is."""
+        """Why a model has no workers."""
         if not self._view.sources and not self._models.seen:
             return Refusal(Reason.NO_WORKER, "no worker is known yet")
         if self._models.known(model):
@@ -569,31 +557,24 @@ class Pools:
             )
         return Refusal(
             Reason.UNKNOWN_MODEL,
-            f"unknown model {model!r}; served here: {self._some_served()}"
+            f"unknown model {model!r}; served here: {_first(self._served_models) or 'none'}"
             + (f"; {_NAME_BOTH}" if self._loading else ""),
         )
 
     def _check_one_model(self) -> None:
         """Raises Refusal if the fleet serves several models, so that a request must name one."""
-        several = len(self._served_models) - ("" in self._served_models) > 1
-        if not several:
-            return
-        if self._several_text is None:
-            models = {self._models.names(name)[0] for name in self._served_models if name}
-            self._several_text = (
+        models = {self._models.names(name)[0] for name in self._served_models if name}
+        if len(models) > 1:
+            raise Refusal(
+                Reason.MODEL_REQUIRED,
                 f"this fleet serves {len(models)} models, so the request must name one:"
-                f" {', '.join(nsmallest(10, models))}"
-                if len(models) > 1
-                else ""
+                f" {_first(models)}",
             )
-        if self._several_text:
-            raise Refusal(Reason.MODEL_REQUIRED, self._several_text)
 
-    def _some_served(self) -> str:
-        """The first models by name, for a sentence."""
-        if self._served_text is None:
-            self._served_text = ", ".join(nsmallest(10, self._served_models)) or "none"
-        return self._served_text
+
+def _first(models: Iterable[str]) -> str:
+    """The first models by name, for a sentence."""
+    return ", ".join(nsmallest(10, models))
 
 
 def heartbeat_of(source: Source) -> Heartbeat:

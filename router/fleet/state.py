@@ -20,14 +20,13 @@ from router.fleet.answers import Answers
 from router.fleet.eligibility import DRAINED
 from router.fleet.health.capacity import Capacities
 from router.fleet.health.first_tokens import FirstTokens
-from router.fleet.health.ignored_priorities import IgnoredPriorities
 from router.fleet.health.outliers import Outliers
 from router.fleet.health.self_check import SelfCheck
 from router.fleet.health.warnings import FleetWatch, WarningCode, WorkerWarning
 from router.fleet.models import Models
 from router.fleet.observed import Observed
 from router.fleet.on_demand import Further
-from router.fleet.pools import Pools
+from router.fleet.pools import Pool, Pools, heartbeat_of
 from router.fleet.rates import PRIOR_RATE, PrefillRates
 from router.fleet.reservations.load import WorkerLoad
 from router.fleet.reservations.reservations import Ending
@@ -45,6 +44,8 @@ empty: nothing is."""
 Troubles = Mapping[WarningCode, Trouble]
 OBSERVED_S = 60.0
 """Seconds since the last observed request until which newly stored blocks are kept for the next."""
+IGNORED_MAX = 64
+"""Models with a worker that ignored a priority; further ones are not noted."""
 _NO_OUTCOMES: Mapping[Ending, int] = MappingProxyType({})
 
 
@@ -99,7 +100,9 @@ class Fleet:
         """Requests that another router serves."""
         self.cache_reports: dict[WorkerKey, CacheReport] = {}
         self.self_check = SelfCheck(view)
-        self.ignored_priorities = IgnoredPriorities()
+        self.ignored_priorities: dict[str, WorkerKey] = {}
+        """The first worker of each model that got a request with a priority and schedules by none:
+        that may be intended, so it is a warning of one worker."""
         self.ready = True
         """False: heartbeats of a part of the fleet may be missing, so that no model is unknown."""
         self.drained: dict[str, None] = {}
@@ -107,7 +110,7 @@ class Fleet:
         self.drains = 0
         """Changes of `drained`."""
         self.models = Models(models)
-        self.capacities = Capacities(routing.capacity)
+        self.capacities = Capacities(routing.capacity, lambda: self.pools.on_capacities())
         self.token_times = TokenTimes()
         self.pools = Pools(
             view,
@@ -152,12 +155,11 @@ class Fleet:
             self.outcomes.pop(worker, None)
             self.outliers.forget(worker)
             self.first_tokens.forget(worker)
-        kinds = self.capacities.kinds_changed
         self.capacities.on_forgotten(workers)
-        if kinds != self.capacities.kinds_changed:
-            self.pools.on_capacities()
         self.self_check.on_forgotten(workers)
-        self.ignored_priorities.forget(workers)
+        for model, worker in list(self.ignored_priorities.items()):
+            if worker in workers:
+                del self.ignored_priorities[model]
         self.rates.on_forgotten(workers)
         self.observed.forget(workers)
         self.token_times.on_forgotten(workers)
@@ -165,6 +167,7 @@ class Fleet:
 
     def tick(self, now_s: float) -> None:
         """Does what is due by time: forgets what is old, and checks every worker."""
+        self._look_for_hangs(now_s)
         self.outliers.tick(now_s)
         self.rates.tick()
         self.token_times.tick(self.load_of, now_s)
@@ -173,6 +176,27 @@ class Fleet:
             self.view.newest = None
         self.pools.refresh()
         self._watch.on_tick(self.loads, now_s)
+
+    def _look_for_hangs(self, now_s: float) -> None:
+        """Reports workers whose first tokens are far later than predicted to `outliers`."""
+        outliers, bounds = self.outliers, self.outliers.bounds
+        if not outliers.enabled or not self.first_tokens.may_judge():
+            return
+        for key, load in self.loads.items():
+            standing = outliers.standing(key)
+            if standing is None:
+                owes = load.prefills >= bounds.hang_requests
+                last_s = outliers.served_s(key)
+                owed_s = self.first_tokens.owed_for_s(key, owes, last_s, now_s)
+            else:  # old requests may hang there for ever; only its probes count now
+                self.first_tokens.forget(key)
+                owed_s = now_s - min(standing.probes.values(), default=now_s)
+            if owed_s <= bounds.hang_s or (source := self.view.sources.get(key)) is None:
+                continue
+            rate = self.rates.rate(key, heartbeat_of(source).model)
+            predicted_s = max(self.first_tokens.mean_s, load.prefill_tokens_active / rate)
+            if owed_s > bounds.hang_s + bounds.hang_factor * predicted_s:
+                outliers.on_overdue(key, now_s)
 
     def lora_of(self, model: str) -> str:
         """LoRA that a request means by its model's name; empty when that is the name of a model."""
@@ -185,43 +209,39 @@ class Fleet:
         pool, _ = self.pools.live(model, self.ready)
         return pool.block_sizes
 
+    def pool(self, model: str) -> Pool | None:
+        """The workers of a model that are up; None: no worker serves it."""
+        self.pools.refresh()
+        try:
+            return self.pools.live(model, self.ready)[0]
+        except Refusal:
+            return None
+
     def base_model(self, model: str) -> str:
         """The model that all workers of a name serve; the name itself where they serve several, or
         where no worker serves it."""
-        self.pools.refresh()
-        try:
-            pool, _ = self.pools.live(model, self.ready)
-        except Refusal:
+        pool = self.pool(model)
+        if pool is None or pool.only_model is None:
             return model
-        return model if pool.only_model is None else self.models.names(pool.only_model)[0]
+        return self.models.names(pool.only_model)[0]
 
     def has_room(self, model: str) -> bool:
         """Whether any worker of a model has room; True, too, where there is no such worker, so that
         a decision says so."""
-        self.pools.refresh()
-        try:
-            pool, _ = self.pools.live(model, self.ready)
-        except Refusal:
-            return True
-        return self.pools.has_room(pool)
+        pool = self.pool(model)
+        return pool is None or self.pools.has_room(pool)
 
     def may_serve(self, model: str) -> bool:
         """Whether any worker of a model has room, or is full only by what was learned of its
         capacity; True, too, where there is no such worker."""
-        self.pools.refresh()
-        try:
-            pool, _ = self.pools.live(model, self.ready)
-        except Refusal:
-            return True
-        return self.pools.has_room(pool) or self.pools.has_over_estimate(pool)
+        pool = self.pool(model)
+        return pool is None or self.pools.has_room(pool) or self.pools.has_over_estimate(pool)
 
     def free(self, model: str, role: Role) -> int:
         """Requests that a model's workers of a role have room for (Pools.free); of a pair, the
         smaller number of its halves."""
-        self.pools.refresh()
-        try:
-            pool, _ = self.pools.live(model, self.ready)
-        except Refusal:
+        pool = self.pool(model)
+        if pool is None:
             return 0
         if pool.roles <= {Role.BOTH}:
             return self.pools.free(pool, None)
@@ -233,12 +253,8 @@ class Fleet:
     def fill(self, model: str) -> float:
         """The share of a model's slots, or of its KV blocks if that is more, that is taken: 0 to 1
         and beyond. Only workers count whose totals are known, or estimated."""
-        self.pools.refresh()
-        try:
-            pool, _ = self.pools.live(model, self.ready)
-        except Refusal:
-            return 0.0
-        return self.pools.fill(pool)
+        pool = self.pool(model)
+        return 0.0 if pool is None else self.pools.fill(pool)
 
     def serves(self, source: Source, model: str) -> bool:
         """Whether a worker serves a model, by any of its names."""
@@ -259,6 +275,13 @@ class Fleet:
         """The first name of a worker's model; empty: it is not known yet."""
         return "" if source.heartbeat is None else self.models.names(source.heartbeat.model)[0]
 
+    def note_priority(self, source: Source) -> None:
+        """Records that a worker got a request with a priority, which its engine may ignore."""
+        heartbeat = heartbeat_of(source)
+        if not heartbeat.priority_scheduling and len(self.ignored_priorities) < IGNORED_MAX:
+            model = self.models.names(heartbeat.model)[0]
+            self.ignored_priorities.setdefault(model, source.key)
+
     def _priority_trouble(self, source: Source) -> str:
         """Trouble of the first worker of a model that got a request with a priority and schedules
         by none; empty: it is another worker, or none did."""
@@ -266,7 +289,7 @@ class Fleet:
         if heartbeat is None or heartbeat.priority_scheduling:
             return ""
         model = self.models.names(heartbeat.model)[0]
-        if not self.ignored_priorities.holds(model, source.key):
+        if self.ignored_priorities.get(model) != source.key:
             return ""
         return (
             f"requests for {model!r} have a priority, but its engine schedules by none: the"

@@ -1,7 +1,6 @@
 """The table of workers that decisions read: its columns, and values computed from a row."""
 
 from collections.abc import Sequence
-from math import isnan
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -92,22 +91,3 @@ def least(column: npt.NDArray[Any]) -> float:
     """Least value of a column of at least one row, as column.min() but at less than half of its
     cost for some hundred rows."""
     return float(column.item(column.argmin()))
-
-
-def shares(
-    active_slots: float, active_blocks: float, total_slots: float, total_blocks: float
-) -> tuple[float, float, float, float]:
-    """load, slot_ratio, full and load_unknown of one worker (as in Candidates); NaN: an unknown
-    total.
-    """
-    return (
-        active_blocks / total_blocks if total_blocks > 0 else 0.0,
-        active_slots / total_slots if total_slots > 0 else 0.0,
-        float(is_full(active_slots, active_blocks, total_slots, total_blocks)),
-        float(isnan(total_blocks)),
-    )
-
-
-def is_full(slots: float, blocks: float, slots_max: float, blocks_max: float) -> bool:
-    """Whether no slot or no block is left; a bound of NaN is unknown, and never reached."""
-    return slots >= slots_max or blocks >= blocks_max

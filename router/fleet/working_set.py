@@ -19,7 +19,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from indexer.hashing import HashArray
 from indexer.identity import WorkerKey
@@ -61,11 +60,6 @@ class WorkingSets:
 
     def __len__(self) -> int:
         return self._count
-
-    def blocks(self, slots: npt.NDArray[np.intp]) -> Column:
-        """Number of blocks in each worker's working set, estimated from the sample."""
-        blocks: Column = self.table(int(slots.max(initial=0)))[slots]
-        return blocks
 
     def table(self, last_slot: int) -> Column:
         """Number of blocks in the working set of all workers up to a slot, indexed by slot. Read

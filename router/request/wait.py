@@ -17,4 +17,4 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     ttft_slo_s: float | None = None
     """Seconds from arrival to the first token, as the caller wants it; None: no wish."""
     waited_s: float = 0.0
-    """Seconds in routers that are gone, as the caller says (router/decide/core/moved_waits.py)."""
+    """Seconds in routers that are gone, as the caller says; they count once one is gone."""

@@ -9,10 +9,10 @@ from typing import Literal
 import msgspec
 
 from events.feed.fleet_view import PREDICTED_TTL_S
+from router.config.own_functions import is_own
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.routing_settings import RoutingSettings
 from router.decide.policies.configured import configured
-from router.decide.policies.own import is_own
 from router.decide.policies.policy import Policy
 from router.request.request import Role
 from simulator.engines.cost_model import Distance, NoLink, SlowedCost

@@ -141,26 +141,15 @@ def _dynamo_weight(waiter: Waiter) -> float:
     return 1.0 + max(0, waiter.points)
 
 
-DYNAMO_FCFS = Order(
-    name="dynamo-fcfs",
-    formula="priority, clamped at 0, in seconds that the request is taken to have come earlier",
-    unit="s",
-    aging=1.0,
-    good_for="",
-    starves="",
-    source="NVIDIA Dynamo 1.6, queue policy fcfs: priority_jump - arrival",
-    score=lambda waiter, sight: float(max(0, waiter.points)),
-)
+DYNAMO_FCFS = Order("dynamo-fcfs", lambda waiter, _: float(max(0, waiter.points)), aging=1.0)
+"""A priority is seconds by which a request is taken to have come earlier, 0 at least. Source:
+NVIDIA Dynamo 1.6, queue policy fcfs: priority_jump - arrival."""
 DYNAMO_WSPT = Order(
-    name="dynamo-wspt",
-    formula="(1 + priority) / uncached tokens, without aging",
-    unit="1 / tokens",
+    "dynamo-wspt",
+    lambda waiter, _: _dynamo_weight(waiter) / max(1, waiter.new_tokens),
     aging=0.0,
-    good_for="",
-    starves="",
-    source="NVIDIA Dynamo 1.6, queue policy wspt: (1 + priority_jump) / max(uncached tokens, 1)",
-    score=lambda waiter, sight: _dynamo_weight(waiter) / max(1, waiter.new_tokens),
 )
+"""Source: NVIDIA Dynamo 1.6, queue policy wspt: (1 + priority_jump) / max(uncached tokens, 1)."""
 DYNAMO = {order.name: order for order in (DYNAMO_FCFS, DYNAMO_WSPT)}
 
 

@@ -1,7 +1,7 @@
 """Candidates made of plain numbers, for tests of what is computed from them."""
 
 from collections.abc import Mapping
-from math import nan
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from router.fleet.on_demand import Further
 from router.fleet.pools import Pool
 from router.fleet.rates import PrefillRates
 from router.fleet.reservations.load import WorkerLoad
-from router.fleet.table import COLUMNS, shares
+from router.fleet.table import COLUMNS
 from router.fleet.working_set import SAMPLE, WorkingSets
 from router.request.prompt import Prompt
 from router.request.request import Request
@@ -84,6 +84,19 @@ def rows(
         further=Further(loads, rates, working_sets=working_sets),
         now_s=NOW_S,
         invested_tokens=np.array([worker.get("invested_tokens", 0.0) for worker in workers]),
+    )
+
+
+def shares(
+    active_slots: float, active_blocks: float, total_slots: float, total_blocks: float
+) -> tuple[float, float, float, float]:
+    """load, slot_ratio, full and load_unknown of one worker; NaN: an unknown total, which is never
+    full."""
+    return (
+        active_blocks / total_blocks if total_blocks > 0 else 0.0,
+        active_slots / total_slots if total_slots > 0 else 0.0,
+        float(active_slots >= total_slots or active_blocks >= total_blocks),
+        float(isnan(total_blocks)),
     )
 
 

@@ -111,7 +111,7 @@ class Side:
             "tally": [one.tolist() for one in (tally.tokens, tally.recent, tally.picks)],
             "pools": tally.pools(),
             "answers": core.fleet.answers.by_pool,
-            "ignored priorities": core.fleet.ignored_priorities._workers,
+            "ignored priorities": core.fleet.ignored_priorities,
             "stages": {name: int(took.counts.sum()) for name, took in tally.stages.items()},
             "predictions": (
                 tally.ttfts,

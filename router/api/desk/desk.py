@@ -179,7 +179,7 @@ class Desk:
         elif later.outcome is None and isinstance(later, Waiting) and waiter is not None:
             if later.trace is not None:
                 later.trace.refused(self._clock(), Reason.CANCELLED)
-            self.admission.leave(waiter, self._clock())
+            self.admission.queue.cancel(waiter, self._clock())
 
     def outlook(self, waiting: Later) -> Outlook | None:
         """Place of a waiting request in the queue, and its expected wait; None: it waits no
@@ -414,7 +414,7 @@ class Desk:
         if caller.owner:
             caller.owns(reservation)
         if request.priority:
-            self._core.on_priority(outcome.decision.sources[outcome.decision.order[0]])
+            self._core.fleet.note_priority(outcome.decision.sources[outcome.decision.order[0]])
         if caller.usage is not None:
             caller.usage.reserved(reservation)
         return reservation.answer, reservation, False

@@ -49,7 +49,6 @@ from router.fleet.state import Fleet
 from router.fleet.table import COLUMNS, Column
 from router.request.narrowing import Narrowing
 from router.request.prompt import Prompt
-from router.request.refusal import Refusal
 from router.request.request import Request, Role
 
 TOKENS_MIN = 512
@@ -372,10 +371,8 @@ class HotPrefixes:
 
     def _workers(self, prefix: Prefix) -> _Workers | None:
         """None: nobody serves the model any more."""
-        pools = self._fleet.pools
-        try:
-            pool, _ = pools.live(prefix.model, self._fleet.ready)
-        except Refusal:
+        pools, pool = self._fleet.pools, self._fleet.pool(prefix.model)
+        if pool is None:
             return None
         queues = pools.columns[_QUEUE].take(pool.slots)
         full = pools.columns[_FULL].take(pool.slots) > 0

@@ -23,6 +23,7 @@ Laws:
   by what is learned.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable
 from math import inf
 from random import Random
@@ -32,7 +33,6 @@ from router.config.settings.queue_settings import QueueSettings
 from router.decide.core.attempts import VainAttempts
 from router.decide.core.core import RouterCore
 from router.decide.core.fleet_turns import FleetTurns
-from router.decide.core.moved_waits import MovedWaits
 from router.decide.core.pool import Pool
 from router.decide.core.progress import ProgressResult
 from router.decide.core.sight import FleetSight
@@ -58,6 +58,8 @@ BANDS_MAX = 64
 """Bands whose waits are counted, those of earlier configurations among them."""
 AHEAD_S = 0.01
 """A wait ends so long before its call's deadline, so that the caller reads why."""
+BELIEVED_S = 10.0
+"""Seconds after another router's end in which callers are believed that they waited there."""
 WAITS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the histogram of waits."""
 
@@ -98,12 +100,14 @@ class Admission:
         self.in_vain, self.sheddable_in_vain = VainAttempts(), VainAttempts()
         """Failed attempts, and those of sheddable requests, which others don't wait for."""
         self.fleet_turns = FleetTurns(core, self.queue)
-        self.moved = MovedWaits(self.queue)
+        self.moved_waits: Counter[str] = Counter()
+        """`claimed`: requests that waited here and said that they had waited in another router;
+        `believed`: those for which it counted."""
+        self._believes_until_s = -inf
         self._core = core
-        self._tenants: dict[str, str] = {}
-        """Tenants of open reservations, where tenants have quotas: reservation id -> tenant."""
-        self._estimates: dict[str, float] = {}
-        """What those of them were charged whose length is an estimate."""
+        self._charged: dict[str, tuple[str, float]] = {}
+        """Open reservations by id, where tenants have quotas: the tenant, and what it was charged
+        if the length is an estimate, else 0."""
         self._is_closed = False
         self._note_rules()
 
@@ -154,9 +158,12 @@ class Admission:
             raise too_long.copy()
         displaced = self.queue.offer(pool, waiter, now_s)
         if displaced is not None:
-            _job(displaced).refuse(self.queue.displacement(displaced, now_s))
+            _job(displaced).refuse(self.queue.displacement(now_s))
         if wait.waited_s > 0:
-            self.moved.claim(waiter, wait.waited_s)
+            self.moved_waits["claimed"] += 1
+            waiter.moved_s = min(wait.waited_s, max(0.0, waiter.expires_s - waiter.arrived_s))
+            if now_s < self._believes_until_s:
+                self._believe(waiter, now_s)
         return waiter
 
     def waiting(self) -> dict[Pool, int]:
@@ -167,10 +174,6 @@ class Admission:
     def base_model(self, model: str) -> str:
         """Name of the model in whose pool requests for a name wait."""
         return self._core.fleet.base_model(model)
-
-    def leave(self, waiter: Waiter, now_s: float) -> bool:
-        """Removes the request of a caller that has left; returns whether it was waiting."""
-        return self.queue.cancel(waiter, now_s)
 
     def owners(self, request_id: str) -> set[str]:
         """Names of the identities whose requests with this id wait."""
@@ -201,7 +204,6 @@ class Admission:
         """Decides requests whose turn it is, and ends waits that are over or can't end in time.
         Returns whether further requests may have their turn at once.
         """
-        self._note_ended()
         over = self.queue.expired(now_s, ENDS_MAX)
         for waiter in over:
             self._decide_last(waiter, now_s)
@@ -219,8 +221,7 @@ class Admission:
 
     def _attempts(self, now_s: float) -> bool:
         """Decides requests whose turn it is; returns whether more may be decided at once."""
-        self.moved.lost(self._core.fleet.replicas.take_lost())
-        self.moved.settle(now_s)
+        self._note_lost(now_s)
         left = ATTEMPTS_MAX
         for pool in self.queue.pools():
             unkept: dict[Narrowing | None, Objective] = {}
@@ -247,6 +248,24 @@ class Admission:
                 if self._decide(waiter, now_s) and sheddable is not None:
                     unkept[waiter.narrowing] = sheddable
         return False
+
+    def _note_lost(self, now_s: float) -> None:
+        """Believes callers that moved here from a router that is gone: it said that it stops, or
+        was silent for TTL_S (events/feed/replicas.py)."""
+        lost = self._core.fleet.replicas.take_lost()
+        if not lost:
+            return
+        self._believes_until_s = max(at_s for at_s, _ in lost) + BELIEVED_S
+        if now_s >= self._believes_until_s:
+            return
+        for waiter in [waiter for _, waiter in self.queue.waiters() if waiter.moved_s]:
+            self._believe(waiter, now_s)
+
+    def _believe(self, waiter: Waiter, now_s: float) -> None:
+        """Counts the time that a request says it waited elsewhere; the end of its wait stays."""
+        self.queue.backdate(waiter, waiter.arrived_s - waiter.moved_s, now_s)
+        waiter.moved_s = 0.0
+        self.moved_waits["believed"] += 1
 
     def _refuse_early(self, now_s: float) -> None:
         """Refuses some of the requests whose wait can't end in time."""
@@ -314,7 +333,6 @@ class Admission:
 
     def _rule_against(self, request: Request, wait: Wait, now_s: float) -> Refusal | None:
         """The rule that holds a newcomer though workers may have room."""
-        self._note_ended()
         if self._is_known(request.request_id):
             return None
         if (rule := self._quota_against(request.tenant, now_s)) is not None:
@@ -331,8 +349,6 @@ class Admission:
         )
 
     def _quota_against(self, tenant: str, now_s: float) -> Refusal | None:
-        if not self.queue.tenants.have_quotas:
-            return None
         key = self.queue.tenants.held_by(tenant, now_s)
         if key is None:
             return None
@@ -355,43 +371,39 @@ class Admission:
         """Corrects a tenant's charge by the tokens that an engine counted for a prompt, where the
         router had an estimate.
         """
-        charged = self._estimates.pop(reservation_id, None)
-        tenant = self._tenants.get(reservation_id)
-        if charged is None or tenant is None:
+        tenant, charged = self._charged.get(reservation_id, ("", 0.0))
+        if not charged:
             return
+        self._charged[reservation_id] = tenant, 0.0
         cached_tokens = min(cached_tokens, prompt_tokens)
         cost = self.queue.tenants.cost(prompt_tokens - cached_tokens, cached_tokens)
         self.queue.tenants.corrected(tenant, cost - charged, now_s)
 
     def _took(self, request: Request, reservation: Reservation, now_s: float) -> None:
         """A request that did not wait has its worker."""
-        if self.queue.tenants.have_quotas and reservation.id not in self._tenants:
+        if self.queue.tenants.have_quotas and reservation.id not in self._charged:
             cached_tokens = max(0, reservation.prompt_tokens - reservation.new_tokens)
             cost = self.queue.tenants.cost(reservation.new_tokens, cached_tokens)
             charged = request.charged_tokens
             self.queue.tenants.took(request.tenant, max(cost, float(charged)), now_s)
             self._count(request.tenant, reservation, charged)
 
-    def _count(self, tenant: str, reservation: Reservation, charged_tokens: int = 0) -> None:
+    def _count(self, tenant: str, reservation: Reservation, charged_tokens: int) -> None:
         """Has the end of a reservation counted for its tenant. charged_tokens: see Request."""
         if not self.queue.tenants.have_quotas:
             return
-        if reservation.ended is not None or reservation.id in self._tenants:
+        if reservation.ended is not None or reservation.id in self._charged:
             self.queue.tenants.ended(tenant)  # or another request with the same answer counts
             return
-        self._tenants[reservation.id] = tenant
+        charged = 0.0
         if charged_tokens:
-            cost = max(float(charged_tokens), self.queue.tenants.cost(reservation.new_tokens, 0))
-            self._estimates[reservation.id] = cost
+            charged = max(float(charged_tokens), self.queue.tenants.cost(reservation.new_tokens, 0))
+        self._charged[reservation.id] = tenant, charged
 
-    def _note_ended(self) -> None:
-        """Takes reservations that ended off their tenants."""
-        if not self.queue.tenants.have_quotas:
-            return
-        for reservation in self._core.life.take_ended():
-            self._estimates.pop(reservation.id, None)
-            if (tenant := self._tenants.pop(reservation.id, None)) is not None:
-                self.queue.tenants.ended(tenant)
+    def _on_end(self, reservation: Reservation) -> None:
+        """Takes a reservation that ends off its tenant."""
+        if (counted := self._charged.pop(reservation.id, None)) is not None:
+            self.queue.tenants.ended(counted[0])
 
     def _note_rules(self) -> None:
         """The settings are others."""
@@ -402,10 +414,9 @@ class Admission:
         settings = self.queue.settings
         self._takes_waits = settings.max_waiting > 0 and not self._is_closed
         self._core.decider.looks_ahead = settings.max_waiting > 0
-        self._core.life.keep_ended(have_quotas)
+        self._core.life.on_end = self._on_end if have_quotas else None
         if not have_quotas:
-            self._tenants.clear()
-            self._estimates.clear()
+            self._charged.clear()
 
     def _is_behind(self, request: Request) -> bool:
         """Whether others wait for the workers of a request, here or in another replica; the request

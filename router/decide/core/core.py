@@ -26,12 +26,11 @@ from router.config.settings.routing_settings import RoutingSettings
 from router.decide.core.progress import Effects, Pick, Progress, ProgressResult, Repeated
 from router.decide.core.reservation_life import ReservationLife
 from router.decide.core.unobserved import Unobserved
-from router.decide.core.watched import PickObserver, Unwatched, Watched
+from router.decide.core.watched import PickObserver, Watched
 from router.decide.decision.decider import FULL_RETRY_S, Decider
 from router.decide.decision.decision import Decision, Overlap, Prefill
 from router.decide.policies.configured import DecisionSettings
 from router.decide.policies.policy import Policy
-from router.fleet.hangs import look_for_hangs
 from router.fleet.pools import heartbeat_of
 from router.fleet.rates import PRIOR_RATE
 from router.fleet.reservations.ids import ReservationIds
@@ -95,7 +94,7 @@ class RouterCore:
         self.over_estimate_picks = 0
         """Picks of workers over their learned capacity, since no other had room."""
         self.decider = Decider(self.fleet, routing, rng, models)
-        self.watched = watched or Unwatched()
+        self.watched = watched
         self.pair_picks: Counter[Prefill] = Counter()
         self._rng = rng
         self._pick_observers: list[PickObserver] = []
@@ -204,13 +203,6 @@ class RouterCore:
         earlier.shared = True
         return Repeated(earlier)
 
-    def on_priority(self, source: Source) -> None:
-        """Records that a worker got a request with a priority, which its engine may ignore."""
-        heartbeat = heartbeat_of(source)
-        if not heartbeat.priority_scheduling:
-            model = self.fleet.models.names(heartbeat.model)[0]
-            self.fleet.ignored_priorities.note(model, source.key)
-
     @property
     def policies(self) -> dict[str, Policy]:
         """Policies with their parameters, by name; see Decider.policies."""
@@ -238,7 +230,8 @@ class RouterCore:
             if computing is not decision:
                 prefill_source = computing.sources[computing.order[0]]
                 self.life.open_prefill(prefill_source, reservation, now_s)
-        if computing.policy.timed or self.watched.timed or request.objective is not None:
+        timed = computing.policy.timed or (self.watched is not None and self.watched.timed)
+        if timed or request.objective is not None:
             self.life.time(reservation, computing.best_overlap_tokens(), now_s)
         if (predicted_s := computing.ttft_s) is not None:
             self.ttft_check.on_pick(reservation.id, predicted_s)
@@ -303,11 +296,8 @@ class RouterCore:
         if self.fleet.observed.picks:
             model = self.fleet.models.names(heartbeat.model)[0]
             self.fleet.observed.on_heartbeat(key, model, heartbeat.numbers)
-        kinds = self.fleet.capacities.kinds_changed
         if self.fleet.capacities.on_heartbeat(key, heartbeat):
             self.fleet.pools.on_capacity(key)
-        if kinds != self.fleet.capacities.kinds_changed:
-            self.fleet.pools.on_capacities()
         if heartbeat.sampled_at_s is not None:
             # The age is by the relay's clock alone, so that a skew between hosts does no harm.
             age_s = max(0.0, heartbeat.sent_at_s - heartbeat.sampled_at_s)
@@ -324,7 +314,6 @@ class RouterCore:
             self.unobserved.on_sample(key, int(load.missing), now_s)
             self.fleet.put_load(key, load)
             self.fleet.room += _fell(before, load)
-            self.fleet.outliers.on_relay(key, load.external_requests, source.stream.seq, now_s)
 
     def on_inflight(self, payload: bytes, now_s: float) -> None:
         """Applies a message in which another replica says what load it has reserved."""
@@ -386,7 +375,6 @@ class RouterCore:
         self.fleet.models.tick(now_s)
         self._hear(self.fleet.replicas.tick(now_s))
         self.fleet.sessions.announces = bool(self.fleet.replicas)
-        look_for_hangs(self.fleet, now_s)
         self.fleet.tick(now_s)
         self.fleet.room += 1
         return expired

@@ -20,7 +20,7 @@ from router.decide.core.core import RouterCore
 from router.decide.core.pool import Pool
 from router.decide.queue.admission_queue import AdmissionQueue
 from router.decide.queue.views import Depth
-from router.decide.queue_turns.level import Level
+from router.decide.queue_turns.line import Level
 from router.decide.queue_turns.pool_share import Band, PoolShare
 from router.decide.queue_turns.round import Rules
 from router.decide.waiter import Waiter

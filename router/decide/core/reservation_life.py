@@ -9,6 +9,7 @@ Laws:
 
 import random
 from collections import Counter
+from collections.abc import Callable
 
 from events.feed.fleet_view import Source
 from indexer.hashing import HashArray
@@ -62,8 +63,8 @@ class ReservationLife:
         self.ttft_check = TimeCheck()
         self.tpot_check = TimeCheck()
         self._rng = rng
-        self._ended: list[Reservation] | None = None
-        """Reservations that ended since `take_ended`; None: they are not kept."""
+        self.on_end: Callable[[Reservation], None] | None = None
+        """Called with each reservation that ends; None: nothing needs to know."""
 
     def made(
         self,
@@ -191,7 +192,8 @@ class ReservationLife:
                 if not reservation.prefill_done:
                     self._first_token(reservation, caller, now_s)
                 if reservation.prefill is not None:
-                    self._decoded(reservation, caller, now_s)
+                    about = reservation.id, caller, reservation.opened_at_s, now_s
+                    self.fleet.outliers.on_served(reservation.worker, *about)
                 self.end(reservation, Ending.FINISHED, now_s)
                 if progress.finish_reason:
                     self.finish_reasons[progress.finish_reason] += 1
@@ -278,11 +280,6 @@ class ReservationLife:
             self.fleet.tenants.on_first(reservation.tenant, now_s - opened_s)
         self.fleet.outliers.on_served(worker, reservation.id, caller, opened_s, now_s)
 
-    def _decoded(self, reservation: Reservation, caller: str, now_s: float) -> None:
-        """Notes that the decode worker of a pair has served its request to the end."""
-        opened_s = reservation.opened_at_s
-        self.fleet.outliers.on_served(reservation.worker, reservation.id, caller, opened_s, now_s)
-
     def _failed(
         self, reservation: Reservation, progress: Progress, caller: str, now_s: float
     ) -> None:
@@ -322,8 +319,8 @@ class ReservationLife:
         self.reservations.end(reservation, ending, now_s)
         self._measure_tokens(reservation, ending, source, now_s)
         self.endings[ending] += 1
-        if self._ended is not None:
-            self._ended.append(reservation)
+        if self.on_end is not None:
+            self.on_end(reservation)
         self.fleet.count(blamed or worker, ending)
         if ending is Ending.FINISHED:
             if hold is not None:
@@ -378,20 +375,6 @@ class ReservationLife:
     def note_probe(self, key: WorkerKey, reservation_id: str, now_s: float) -> None:
         if key in self.fleet.outliers.probing:
             self.fleet.outliers.on_pick(key, reservation_id, now_s)
-
-    def keep_ended(self, keep: bool) -> None:
-        """Switches whether ended reservations are kept for `take_ended`, which must be
-        called then.
-        """
-        self._ended = (self._ended or []) if keep else None
-
-    def take_ended(self) -> list[Reservation]:
-        """Returns the reservations that ended since the last call, if they are kept."""
-        ended = self._ended
-        if ended is None:
-            return []
-        self._ended = []
-        return ended
 
 
 def _workers_of(reservation: Reservation) -> list[WorkerKey]:

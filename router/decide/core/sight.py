@@ -8,9 +8,7 @@ from indexer.hashing import HashArray
 from router.decide.core.core import RouterCore
 from router.decide.queue_order.sight import Fleet
 from router.decide.waiter import Waiter
-from router.fleet.pools import Pool
 from router.request.prompt import Prompt
-from router.request.refusal import Refusal
 
 
 class FleetSight(Fleet):
@@ -22,7 +20,7 @@ class FleetSight(Fleet):
     def chain(self, prompt: Prompt, model: str) -> tuple[HashArray | None, int]:
         """PrefixHashes of a prompt in the block size of a model's workers, and that size; None
         where the workers have several, or none."""
-        pool = self._pool(model)
+        pool = self._core.fleet.pool(model)
         if pool is None or len(pool.block_sizes) != 1:
             return None, 0
         size = next(iter(pool.block_sizes))
@@ -30,12 +28,12 @@ class FleetSight(Fleet):
 
     def held_tokens(self, chain: HashArray, block_size: int, tokens: int, model: str) -> int:
         """Leading tokens of a prompt that some worker of a model holds: the most of any."""
-        pool = self._pool(model)
+        pool = self._core.fleet.pool(model)
         return 0 if pool is None else self._most(chain, block_size, tokens, pool.slots)
 
     @override
     def overlap_tokens(self, waiter: Waiter) -> int:
-        pool = self._pool(waiter.model)
+        pool = self._core.fleet.pool(waiter.model)
         if pool is None or waiter.prefixes is None:
             return 0
         slots = self._core.fleet.pools.with_room(pool)
@@ -51,14 +49,6 @@ class FleetSight(Fleet):
         return (
             reservation is not None and reservation.ended is None and not reservation.prefill_done
         )
-
-    def _pool(self, model: str) -> Pool | None:
-        fleet = self._core.fleet
-        fleet.pools.refresh()
-        try:
-            return fleet.pools.live(model, fleet.ready)[0]
-        except Refusal:
-            return None
 
     def _most(
         self, chain: HashArray, block_size: int, tokens: int, slots: npt.NDArray[np.intp]

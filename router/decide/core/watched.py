@@ -16,12 +16,6 @@ class Watched(Protocol):
         """
 
 
-class Unwatched:
-    """The needs of no observer: no pick is timed for one."""
-
-    timed = False
-
-
 class PickObserver(Protocol):
     """A feature that is called with each pick, after its reservation."""
 

@@ -47,6 +47,7 @@ from router.fleet.eligibility import (
     loaded_first,
     too_long,
 )
+from router.fleet.on_demand import last_slot
 from router.fleet.pools import Pool, heartbeat_of
 from router.fleet.state import Fleet
 from router.fleet.table import COLUMNS, Column, Flags
@@ -238,7 +239,7 @@ class Decider:
         if request.resumed is not None:
             holders = self._holders(matched, request.resumed)
             stage = policy if request.policy else policies[routing.decode_policy]
-            away = self._further.mean_distance(pool, holders)
+            away = self._further.topology(pool).mean_distance(holders)
             computed = _at(pool, request.resumed.worker)
             fetches = of_kind(pool, computed if computed.any() else holders, routing.pair_labels)
             eligible = self._eligible(request, pool).narrowed(fetches, FETCHES_FROM_OTHERS)
@@ -490,11 +491,11 @@ class Decider:
             users = pool.made(_users_of)
             users.refresh(self._loads, self._fleet.loads_changed)
         if kernel.reads_recent:
-            recent = self._further.recent_table(pool).take(pool.slots)
+            recent = self._further.recent_blocks(pool)
         if kernel.reads_prefill:
             inputs = self._prefill_inputs(pool)
         about = decision.request.expected_output_tokens or 0, decision.kv_distance
-        mean_work, now_s = self._further.mean_work, decision.decided_at_s
+        mean_work, now_s = self._further.rates.mean_work, decision.decided_at_s
         ranking.score(kernel, users, recent, inputs, mean_work, now_s, *about)
         if policy.affinity_bonus:
             row = self._further.session_row(pool, decision.request.session_id)
@@ -502,12 +503,13 @@ class Decider:
                 ranking.lessen(row, policy.affinity_bonus)
 
     def _prefill_inputs(self, pool: Pool) -> npt.NDArray[np.float64]:
-        further = self._further
-        inputs = prefill_inputs(further.rate_table(pool), self._pools.others_waiting, pool.slots)
+        rates = self._further.rates
+        table = rates.table(pool.made(last_slot))
+        inputs = prefill_inputs(table, self._pools.others_waiting, pool.slots)
         rate = inputs[0]
         if not rate.all():
             for row in np.flatnonzero(rate == 0).tolist():  # nothing was ever sent there
-                rate[row] = further.anchor(pool.models[row])
+                rate[row] = rates.anchor(pool.models[row])
         return inputs
 
     def output_tokens(self, request: Request) -> int:

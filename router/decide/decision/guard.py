@@ -73,13 +73,6 @@ class Waits:
         longer: Flags = self.tokens > self.least_tokens + self.margin_tokens
         return longer & (self.requests > self.least_requests)
 
-    def passes_over(self, row: int) -> bool:
-        """Whether the guard moves a pick away from one row."""
-        return (
-            self.tokens.item(row) > self.least_tokens + self.margin_tokens
-            and self.requests.item(row) > self.least_requests
-        )
-
 
 def kept(rows: Candidates, can: Flags, settings: GuardSettings) -> Flags:
     """True for each row that can be picked and that the guard does not pass over."""

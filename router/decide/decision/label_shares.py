@@ -10,8 +10,7 @@ Laws:
   room, it goes to any worker, so that a new revision that fails costs no request.
 """
 
-from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from collections.abc import Mapping
 from hashlib import blake2b
 
 import numpy as np
@@ -30,7 +29,7 @@ def of_share(
 
     shares: by label, NAME=VALUE; at most 1 together. drawn_by: the request's session or id.
     """
-    rows = pool.made(_labelled_by(tuple(shares)))[_drawn(shares, drawn_by)]
+    rows = pool.made(_labelled, tuple(shares))[_drawn(shares, drawn_by)]
     can = rows & barred.can(len(pool)) & (full == 0)
     return barred.narrowed(rows, OTHER_SHARE) if can.any() else barred
 
@@ -46,13 +45,7 @@ def _drawn(shares: Mapping[str, float], drawn_by: str) -> str:
     return ""
 
 
-@lru_cache(4)
-def _labelled_by(labels: tuple[str, ...]) -> Callable[[Pool], dict[str, Flags]]:
-    """One function for the same labels, by which a pool keeps its result."""
-    return partial(_labelled, labels)
-
-
-def _labelled(labels: tuple[str, ...], pool: Pool) -> dict[str, Flags]:
+def _labelled(pool: Pool, labels: tuple[str, ...]) -> dict[str, Flags]:
     """The workers that have each label; under the empty one, those that have none of them."""
     of_workers = [heartbeat_of(source).labels for source in pool.sources]
     rows: dict[str, Flags] = {}

@@ -22,7 +22,6 @@ Laws:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -154,7 +153,7 @@ class _Halves:
         return self.takes_over if self.one_kind else self.takes_over & (self.kind == self.kind[row])
 
     @classmethod
-    def of(cls, labels: Sequence[str], pool: Pool) -> "_Halves":
+    def of(cls, pool: Pool, labels: Sequence[str]) -> "_Halves":
         """labels: names of those that tell kinds apart."""
         heartbeats = [heartbeat_of(source) for source in pool.sources]
         kinds: dict[tuple[object, ...], int] = {}
@@ -173,15 +172,9 @@ def _kind(heartbeat: Heartbeat, labels: Sequence[str]) -> tuple[object, ...]:
     return heartbeat.engine, heartbeat.block_size, *values
 
 
-@lru_cache(4)
-def _halves_by(labels: Sequence[str]) -> Callable[[Pool], _Halves]:
-    """One function for the same labels, by which a pool keeps its result."""
-    return partial(_Halves.of, labels)
-
-
 def of_kind(pool: Pool, rows: Flags, labels: Sequence[str]) -> Flags:
     """The workers that are of a kind with one of these."""
-    return pool.made(_halves_by(labels)).with_mates(rows)
+    return pool.made(_Halves.of, labels).with_mates(rows)
 
 
 class Pairs:
@@ -195,7 +188,7 @@ class Pairs:
     ) -> Decision:
         """The decision about the decode worker, with the prefill worker's inside."""
         request, pool = matched.request, matched.pool
-        halves = pool.made(_halves_by(matched.settings.routing.pair_labels))
+        halves = pool.made(_Halves.of, matched.settings.routing.pair_labels)
         decodes = eligible(replace(request, role=Role.DECODE), pool)
         room = matched.table[_FULL] == 0
         takes = halves.takes_over & room & decodes.can(len(pool))

@@ -316,10 +316,6 @@ cdef class Ranking:
         self.moved_from = row
         return [ordered[i] for i in range(count)]
 
-    def is_passed_over(self, size_t row):
-        """Whether the guard, which has moved the pick, leaves no pick at a row."""
-        return self.moved_from >= 0 and bool(passes_over(&self.guard, &self.waits, &self.decided.rows, row))
-
     def tpot_s(self, size_t row):
         """Predicted seconds between tokens at a row; None: unknown."""
         cdef double seconds = self._columns.tpot_s[self.decided.rows.slots[row]]

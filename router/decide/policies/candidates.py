@@ -5,6 +5,7 @@ everything that its worker was judged by.
 """
 
 from collections.abc import Sequence
+from math import nan
 from typing import cast
 
 import numpy as np
@@ -14,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 
 from router.fleet.eligibility import Barred
 from router.fleet.on_demand import Further
-from router.fleet.pools import Pool
+from router.fleet.pools import Pool, heartbeat_of
 from router.fleet.rates import PrefillColumns
 from router.fleet.table import COLUMNS, Column, Flags, Table
 from router.request.request import Request
@@ -117,9 +118,19 @@ class Candidates(Table):
         return np.ceil(self.prompt_tokens / self.block_tokens)
 
     @property
+    def blocks_in_use(self) -> Column:
+        """Blocks of the prompt that this router's open requests on each worker use already."""
+        used, prompt = np.zeros(len(self)), self.request.prompt
+        for row, source in enumerate(self._pool.sources):
+            load = self._further.loads.get(source.key)
+            if load is not None and load.requests and (size := heartbeat_of(source).block_size):
+                used[row] = load.in_use(prompt.prefixes(size))
+        return used
+
+    @property
     def new_blocks(self) -> Column:
         """Blocks of the prompt that our open requests on the worker do not use already."""
-        return self.prompt_blocks - self._further.blocks_in_use(self._pool, self.request.prompt)
+        return self.prompt_blocks - self.blocks_in_use
 
     @property
     def free_blocks(self) -> Column:
@@ -129,12 +140,16 @@ class Candidates(Table):
     @property
     def others_waiting(self) -> Column:
         """Estimate of the requests that wait on the worker and were not sent by this router."""
-        return self._further.others_waiting(self._pool, self.waiting)
+        others, waiting = np.zeros(len(self)), self.waiting
+        for row in np.flatnonzero(waiting).tolist():
+            load = self._further.loads[self.workers[row]]  # that is where waiting came from
+            others[row] = min(float(waiting[row]), load.external_requests)
+        return others
 
     @property
     def prefill(self) -> PrefillColumns:
         """How fast each worker computes prompts, and for how long it is busy, as columns."""
-        return self._further.prefill(self._pool, self.now_s)
+        return self._further.rates.columns(self._pool.slots, self._pool.models, self.now_s)
 
     @property
     def recent_blocks(self) -> Column:
@@ -158,7 +173,8 @@ class Candidates(Table):
         """A number that `engines.numbers` of the relays names; NaN where a worker's engine has
         none.
         """
-        return self._further.own_number(self._pool, name)
+        beats = [source.heartbeat for source in self._pool.sources]  # each has one: 50 ns a worker
+        return np.array([beat.own_numbers.get(name, nan) if beat else nan for beat in beats])
 
     @property
     def name_hashes(self) -> npt.NDArray[np.uint64]:
@@ -170,7 +186,11 @@ class Candidates(Table):
         """True for the worker that the session's last request went to, as far as this replica
         knows.
         """
-        return self._further.of_session(self._pool, self.request.session_id)
+        flags = np.zeros(len(self), np.bool_)
+        row = self._further.session_row(self._pool, self.request.session_id)
+        if row >= 0:
+            flags[row] = True
+        return flags
 
     @property
     def affinity_key(self) -> int:
@@ -199,4 +219,4 @@ class Candidates(Table):
         """Mean distance from each worker to those where targets is True: 0 the same host, 1 the
         same rack, 2 the same cluster, 3 beyond or unknown; 0 without targets.
         """
-        return self._further.mean_distance(self._pool, targets)
+        return self._further.topology(self._pool).mean_distance(targets)

@@ -7,11 +7,12 @@ from math import fsum, isfinite
 import msgspec
 
 from router.config.keys import ConfigError
+from router.config.own_functions import is_own
 from router.config.settings.configurations import ModelSettings
 from router.config.settings.routing_settings import ModelRoutingSettings, RoutingSettings
 from router.decide.policies import POLICIES
 from router.decide.policies.affinity import with_bonus
-from router.decide.policies.own import NoSuchPolicy, is_own, load_own
+from router.decide.policies.own import own_policy
 from router.decide.policies.policy import Policy
 
 
@@ -147,10 +148,7 @@ def _own(name: str, where: str) -> Policy:
     """The operator's function; raises ConfigError."""
     if not is_own(name):
         raise ConfigError(f"expected module:function, got {name!r} - at `{where}`")
-    try:
-        return load_own(name)
-    except NoSuchPolicy as error:
-        raise ConfigError(f"policy {name!r}: {error} - at `{where}`") from error
+    return own_policy(name, where)
 
 
 def _with(policy: Policy, numbers: dict[str, float], where: str) -> Policy:

@@ -9,12 +9,12 @@ crash; the core then decides by the default policy, and counts.
 
 from collections.abc import Callable
 from enum import StrEnum
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
+from router.config.own_functions import own_function
 from router.decide.policies.candidates import Candidates
 from router.decide.policies.policy import Parameters, Policy, Scores
 
@@ -42,27 +42,9 @@ class PolicyFailed(Exception):
         return self.sentence
 
 
-class NoSuchPolicy(LookupError):
-    """No function has the configured name module:function."""
-
-
-def is_own(name: str) -> bool:
-    """Whether a policy's name is that of a function: module:function."""
-    return ":" in name
-
-
-def load_own(name: str) -> Policy:
-    """Imports the function named module:function, and returns it as a policy; raises
-    NoSuchPolicy.
-    """
-    module_name, _, function_name = name.partition(":")
-    try:
-        module = import_module(module_name)
-    except Exception as error:  # whatever its import does is the operator's to mend
-        raise NoSuchPolicy(f"{module_name!r} can't be imported: {_in_words(error)}") from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise NoSuchPolicy(f"{module_name!r} has no function {function_name!r}")
+def own_policy(name: str, where: str) -> Policy:
+    """A function as a policy; see own_function."""
+    function = own_function("policy", name, where)
     summary = (function.__doc__ or "a function of the operator's").strip().splitlines()[0]
     return Policy(
         name=name,
@@ -83,7 +65,8 @@ def checked(function: Function, rows: Candidates) -> Scores:
     except PolicyFailed:
         raise
     except Exception as error:
-        raise PolicyFailed(Failure.RAISED, _in_words(error)) from error
+        sentence = f"{type(error).__name__}: {error}"
+        raise PolicyFailed(Failure.RAISED, sentence) from error
     return Scores(
         scores.costs,
         {**scores.row_terms, "cost": scores.costs},
@@ -109,7 +92,3 @@ def _check(scores: Scores, rows: Candidates) -> None:
         can = rows.can_take
         if (scores.chances < 0).any() or (can.any() and not scores.chances[can].any()):
             raise PolicyFailed(Failure.NOT_A_NUMBER, "chances are below 0, or 0 for all")
-
-
-def _in_words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -14,18 +14,15 @@ from random import Random
 
 from typing_extensions import override
 
-from router.config.keys import ConfigError
 from router.config.settings.queue_settings import QueueSettings
 from router.decide.queue_limits.bounds import Bound, Bounds
-from router.decide.queue_limits.early_refusals import EarlyRefusals
-from router.decide.queue_limits.recent_tenants import RecentTenants
 from router.decide.queue_limits.standing import Standing
 from router.decide.queue_limits.tenants import Tenants
 from router.decide.queue_order.own_order import OwnFailure
 from router.decide.queue_order.ranking import rankings
 from router.decide.queue_order.sight import Fleet, Sight
 from router.decide.queue_turns.bands import Bands
-from router.decide.queue_turns.level import Level
+from router.decide.queue_turns.line import Level
 from router.decide.queue_turns.pool_queue import PoolQueue
 from router.decide.queue_turns.round import Rules
 from router.decide.queue_turns.siblings import Siblings
@@ -38,8 +35,11 @@ RETRY_UNKNOWN_S = 1.0
 """RetryInfo before any request was dispatched, seconds."""
 IDLE_POOLS_MAX = 1024
 """Pools without waiting requests whose drain rate is kept."""
-
-
+TENANTS_SHOWN = 32
+"""Tenants that metrics show by name."""
+LOOK_EACH_S = 1.0
+"""Seconds between two looks at a request whose wait may not end in time: 4,096 that wait take about
+a hundredth of a core."""
 LOOK_PAST = 16
 """Requests without room that later ones may overtake at a time: a long prompt that has no room
 holds none of those behind it, and a round of turns still ends after few attempts."""
@@ -61,14 +61,13 @@ class AdmissionQueue:
         self,
         settings: QueueSettings,
         rng: Random,
-        fleet: Fleet | None = None,
+        fleet: Fleet,
         look_past: int = LOOK_PAST,
     ) -> None:
         """Raises ConfigError for an unknown order, and for two bands of one name.
 
-        fleet: facts about the workers, which some orders read; a driver that gives them also sets
-        the prefixes of requests. look_past: number of requests without room that later ones may
-        overtake at a time.
+        fleet: facts about the workers, which some orders read. look_past: number of requests
+        without room that later ones may overtake at a time.
         """
         self.counts: Counter[Fate] = Counter()
         self.refusals: Counter[Bound] = Counter()
@@ -76,20 +75,24 @@ class AdmissionQueue:
         self.own_failures: Counter[OwnFailure] = Counter()
         """Failures of orders that are functions of the operator's."""
         self._sight = Sight(rng, fleet)
-        self._settings = settings
+        self.settings = settings
+        """Those in force."""
         self.look_past = look_past
         self.tenants = Tenants(settings.tenants)
         """Their quotas: the driver says which requests were picked for without waiting, and which
         ended."""
-        self.siblings = Siblings(settings.siblings.enabled, self._sight)
-        self._rules = self._rules_of(settings)
+        self.siblings = Siblings(fleet)
+        self.rules = self._rules_of(settings)
         self._bounds = Bounds(settings)
         self._pools: dict[Hashable, PoolQueue] = {}
         self._by_id: dict[str, list[Waiter]] = {}
         """Waiting requests by their id, in order of arrival."""
         self._expiries = Standing()
-        self._early = EarlyRefusals(settings.early_refusal, (), 0.0)
-        self.recent_tenants = RecentTenants()
+        self._looks = Standing()
+        """When each request is looked at for a wait that can't end in time; empty without
+        queue.early_refusal."""
+        self.recent_tenants: dict[str, None] = {}
+        """The last TENANTS_SHOWN tenants whose requests began to wait, the most recent last."""
         self._seq = 0
         self._next_retry_s = -inf
 
@@ -106,11 +109,6 @@ class AdmissionQueue:
         """Bytes of memory of the waiting requests, as their drivers counted them."""
         return self._bounds.size_bytes
 
-    @property
-    def settings(self) -> QueueSettings:
-        """The settings in force."""
-        return self._settings
-
     def check(self, settings: QueueSettings) -> None:
         """Raises ConfigError for settings that `configure` would refuse; changes nothing."""
         self._rules_of(settings)
@@ -119,11 +117,12 @@ class AdmissionQueue:
         """Puts other settings in force; requests beyond new bounds stay. Raises ConfigError."""
         rules = self._rules_of(settings)
         waiting = [waiter for pool in self._pools.values() for waiter in pool]
-        self._settings, self._rules = settings, rules
-        self.siblings.enabled = settings.siblings.enabled
+        self.settings, self.rules = settings, rules
         self._bounds = Bounds(settings, waiting)
         self.tenants.configure(settings.tenants)
-        self._early = EarlyRefusals(settings.early_refusal, waiting, now_s)
+        self._looks = Standing()
+        for waiter in waiting:
+            self._look_later(waiter, now_s)
         for pool in self._pools.values():
             pool.configure(rules, now_s)
 
@@ -148,36 +147,31 @@ class AdmissionQueue:
         return queue.levels if queue is not None and queue.count else []
 
     @property
-    def rules(self) -> Rules:
-        """The configured rules of turns that are in force."""
-        return self._rules
-
-    @property
     def bands(self) -> list[str]:
         """Names of all bands, the lowest first."""
-        return [band.name for band in self._rules.bands.settings]
+        return [band.name for band in self.rules.bands.settings]
 
     @property
     def needs_prefixes(self) -> bool:
         """Whether some rule in force reads prompts and the blocks that workers hold of them."""
-        return self._settings.siblings.enabled or self._rules.rankings.need_fleet
+        return self.settings.siblings.enabled or self.rules.rankings.configured.needs_fleet
 
     def band(self, waiter: Waiter) -> str:
         """Name of the band that a request is in, or was in last."""
-        return self._rules.bands.settings[waiter.level].name
+        return self.rules.bands.settings[waiter.level].name
 
     def share_of(self, waiter: Waiter, now_s: float) -> float:
         """Share of a pool, 0 to 1, that may be in use for requests of a waiter's band to get
         workers. The waiter need not be in the queue.
         """
         waiter.points = waiter.priority + self.tenants.of(waiter.tenant).priority
-        bands = self._rules.bands
+        bands = self.rules.bands
         return bands.settings[bands.level(waiter, now_s)].share_percent / 100
 
     @property
     def has_shares(self) -> bool:
         """Whether some band may use only a share of a pool."""
-        return any(band.share_percent < 100 for band in self._rules.bands.settings)
+        return any(band.share_percent < 100 for band in self.rules.bands.settings)
 
     def waiters(
         self, wanted: Callable[[Hashable], bool] = lambda _: True
@@ -201,13 +195,6 @@ class AdmissionQueue:
         for pool, queue in self._pools.items():
             if queue.count and wanted(pool):
                 yield from ((band, queue.of_band(n)) for n, band in enumerate(self.bands))
-
-    def wait_s(self, pool: Hashable, now_s: float) -> float | None:
-        """Expected wait of a request that comes last in a pool, in seconds; None: unknown."""
-        queue = self._pools.get(pool)
-        if queue is None or not queue.count:
-            return 0.0
-        return queue.rate.wait_s(queue.count + 1, now_s)
 
     def band_waits_s(self, now_s: float) -> dict[str, float | None]:
         """Expected wait in seconds of a request that comes last in each band, in the pool where it
@@ -265,7 +252,7 @@ class AdmissionQueue:
         cost = self.tenants.cost(uncached_tokens, cached_tokens)
         queue = self._pools[waiter.pool]
         queue.charge(waiter, cost)
-        if self._rules.rankings.look_at_service:
+        if self.rules.rankings.configured.looks_at_service:
             self._sight.service.add(waiter.tenant, cost, now_s)
         if waiter.run is not None:
             self.siblings.went(waiter, now_s)
@@ -288,7 +275,7 @@ class AdmissionQueue:
     @property
     def refuses_early(self) -> bool:
         """Whether requests are refused whose wait can't end in time (see `too_long`)."""
-        return self._early.mode != "never"
+        return self.settings.early_refusal != "never"
 
     def outlook(self, waiter: Waiter, now_s: float) -> tuple[int, float | None]:
         """Number of requests of the pool that go before a waiting request, and its expected further
@@ -300,11 +287,19 @@ class AdmissionQueue:
 
     def take_doubtful(self, now_s: float, most: int) -> list[Waiter]:
         """Returns waiting requests that `too_long` should check now, at most `most` of them."""
-        return self._early.take(now_s, most)
+        doubtful: list[Waiter] = []
+        while len(doubtful) < most and (waiter := self._looks.due(now_s)) is not None:
+            self._look_later(waiter, now_s)
+            doubtful.append(waiter)
+        return doubtful
 
     def too_long(self, pool: Hashable, waiter: Waiter, now_s: float) -> Refusal | None:
         """The refusal of a new or waiting request whose expected wait is too long; None: it is not
         too long, or unknown. The driver calls this only while no worker has room.
+
+            expected wait = requests that go until this one does / drain rate
+            too long:       now_s + expected wait > end of the wait; with `slo`, or the time at
+                            which ttft_slo_ms wants the first token, if that is earlier
 
         A request with no other in front of it is never refused, since the pace is only known from
         waiting requests.
@@ -316,7 +311,10 @@ class AdmissionQueue:
             self._number(waiter)
         places = queue.places(waiter, now_s)
         wait_s = queue.rate.wait_s(places, now_s) if places > 1 else None
-        if wait_s is None or (short_s := self._early.short_s(waiter, wait_s, now_s)) <= 0:
+        due_s = waiter.expires_s
+        if self.settings.early_refusal == "slo":
+            due_s = min(due_s, waiter.deadline_s)
+        if wait_s is None or (short_s := now_s + wait_s - due_s) <= 0:
             return None
         if waiter.waits:
             self._leave(waiter, Fate.TOO_LONG, now_s)
@@ -339,18 +337,10 @@ class AdmissionQueue:
     def expired(self, now_s: float, most: int) -> list[Waiter]:
         """Removes requests whose wait is over, at most `most`, and returns them."""
         over: list[Waiter] = []
-        while len(over) < most:
-            lowest = self._expiries.lowest()
-            if lowest is None or lowest[0] > now_s:
-                break
-            self._leave(lowest[1], Fate.EXPIRED, now_s)
-            over.append(lowest[1])
+        while len(over) < most and (waiter := self._expiries.due(now_s)) is not None:
+            self._leave(waiter, Fate.EXPIRED, now_s)
+            over.append(waiter)
         return over
-
-    def next_expiry_s(self) -> float | None:
-        """Time when the next wait is over; None: no wait ends by itself."""
-        lowest = self._expiries.lowest()
-        return None if lowest is None or lowest[0] == inf else lowest[0]
 
     def reprioritize(self, waiter: Waiter, priority: int, now_s: float) -> bool:
         """Gives a request another priority; returns whether it waited."""
@@ -385,7 +375,7 @@ class AdmissionQueue:
             retry_after_s=self._retry_after_s(now_s),
         )
 
-    def displacement(self, waiter: Waiter, now_s: float) -> QueueFull:
+    def displacement(self, now_s: float) -> QueueFull:
         """The refusal of a request whose place a request of higher priority took."""
         return QueueFull(
             Reason.QUEUE_FULL,
@@ -394,11 +384,6 @@ class AdmissionQueue:
         )
 
     def _rules_of(self, settings: QueueSettings) -> Rules:
-        if settings.siblings.enabled and self._sight.fleet is None:
-            raise ConfigError(
-                "siblings need knowledge of the workers, which this queue lacks"
-                " - at `$.queue.siblings.enabled`"
-            )
         return Rules(
             rankings(settings, self._sight, self.own_failures),
             Bands.of(settings.bands, settings.bands_aging),
@@ -445,16 +430,16 @@ class AdmissionQueue:
     def _enter(self, pool: Hashable, waiter: Waiter, now_s: float) -> None:
         queue = self._pools.get(pool)
         if queue is None:
-            queue = self._pools[pool] = PoolQueue(self._rules)
+            queue = self._pools[pool] = PoolQueue(self.rules)
         if not queue.count:
             queue.rate.began(now_s)
         self._seq = waiter.seq
         waiter.pool, waiter.passed_at = pool, None
-        waiter.run = self.siblings.run_of(waiter) if self._settings.siblings.enabled else None
+        waiter.run = self.siblings.run_of(waiter) if self.settings.siblings.enabled else None
         self._bounds.add(waiter)
-        self.recent_tenants.add(waiter.tenant)
+        self._note_tenant(waiter.tenant)
         self._expiries.put(waiter, waiter.expires_s)
-        self._early.add(waiter, now_s)
+        self._look_later(waiter, now_s)
         if waiter.request_id:
             self._by_id.setdefault(waiter.request_id, []).append(waiter)
         queue.add(waiter, now_s)
@@ -465,7 +450,7 @@ class AdmissionQueue:
         queue.remove(waiter)
         self._bounds.remove(waiter)
         self._expiries.discard(waiter)
-        self._early.discard(waiter)
+        self._looks.discard(waiter)
         if waiter.request_id:
             of_id = self._by_id[waiter.request_id]
             of_id.remove(waiter)
@@ -476,6 +461,16 @@ class AdmissionQueue:
             queue.rate.ended(now_s)
             self._forget_idle_pools()
         waiter.pool = None
+
+    def _look_later(self, waiter: Waiter, now_s: float) -> None:
+        if self.refuses_early:
+            self._looks.put(waiter, now_s + LOOK_EACH_S)
+
+    def _note_tenant(self, tenant: str) -> None:
+        self.recent_tenants.pop(tenant, None)
+        self.recent_tenants[tenant] = None
+        if len(self.recent_tenants) > TENANTS_SHOWN:
+            del self.recent_tenants[next(iter(self.recent_tenants))]
 
     def _forget_idle_pools(self) -> None:
         if len(self._pools) > IDLE_POOLS_MAX:

@@ -42,11 +42,6 @@ class Bounds:
     def size_bytes(self) -> int:
         return self._all.size_bytes
 
-    @property
-    def tenant_count(self) -> int:
-        """Number of tenants that are counted apart."""
-        return len(self._tenants)
-
     def add(self, waiter: Waiter) -> None:
         """Counts a request that begins to wait."""
         self._all.add(waiter)

@@ -25,11 +25,6 @@ class Standing:
     def __len__(self) -> int:
         return len(self._live)
 
-    @property
-    def entry_count(self) -> int:
-        """Entries of the heap, those of removed requests included."""
-        return len(self._heap)
-
     def put(self, waiter: Waiter, number: float) -> None:
         """Adds a request, or changes its number."""
         self._live[waiter] = number
@@ -52,6 +47,11 @@ class Standing:
                 return number, waiter
             heappop(heap)
         return None
+
+    def due(self, now_s: float) -> Waiter | None:
+        """The request of `lowest`, if its number is a time that has come."""
+        lowest = self.lowest()
+        return lowest[1] if lowest is not None and lowest[0] <= now_s else None
 
     def _compact(self) -> None:
         """Leaves out the entries of requests that are gone."""

@@ -14,7 +14,6 @@ of a tenant with a full bucket and no request in flight.
 """
 
 from collections import Counter
-from collections.abc import Mapping
 
 from router.config.settings.queue_settings import TenantSettings, TenantsSettings
 
@@ -38,27 +37,16 @@ class Tenants:
         quota.
         """
         self._settings = settings
+        self.share = settings.fair
+        """Whether tenants share the turns of a band by their weights."""
+        self.named = settings.named
+        """Settings of the tenants that have their own."""
         every = (settings.default, *settings.named.values())
         self.have_quotas = any(tenant.in_flight_max or tenant.tokens_per_s for tenant in every)
         """Whether some tenant may be held."""
         if not self.have_quotas:
             self._in_flight.clear()
             self._buckets.clear()
-
-    @property
-    def bucket_count(self) -> int:
-        """Number of tenants whose buckets are remembered."""
-        return len(self._buckets)
-
-    @property
-    def share(self) -> bool:
-        """Whether tenants share the turns of a band by their weights."""
-        return self._settings.fair
-
-    @property
-    def named(self) -> Mapping[str, TenantSettings]:
-        """Settings of the tenants that have their own."""
-        return self._settings.named
 
     def of(self, tenant: str) -> TenantSettings:
         """The settings of a tenant."""

@@ -29,20 +29,13 @@ LAST = -1e300
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order of the queue: its score function, with notes for operators."""
+    """An order of the queue; docs/queue.md says what each is good for, and which requests it may
+    starve."""
 
     name: str
-    formula: str
-    """Formula of the score."""
-    unit: str
-    """Unit of the score; aging is in this unit per second of waiting."""
-    aging: float
-    """That holds where the configuration names none."""
-    good_for: str
-    starves: str
-    """Which requests may wait for long, without aging."""
-    source: str
     score: Score
+    aging: float
+    """That holds where the configuration names none: in the score's unit, per second of waiting."""
     scores: Callable[[Sequence[Waiter], Sight], list[float]] | None = None
     """Scores of all requests of a line together, in the order of arrival; None: each has its
     own."""
@@ -77,126 +70,51 @@ def _depth_first(waiters: Sequence[Waiter], sight: Sight) -> list[float]:
     return scores
 
 
-FCFS = Order(
-    name="fcfs",
-    formula="0",
-    unit="s",
-    aging=1.0,
-    good_for="equal treatment: waits vary least",
-    starves="none; short requests wait behind long ones",
-    source="vLLM V1 and SGLang, policy fcfs",
-    score=lambda waiter, sight: 0.0,
-)
-PRIORITY = Order(
-    name="priority",
-    formula="priority",
-    unit="points",
-    aging=0.1,
-    good_for="callers that know their urgent requests",
-    starves="low priorities while higher ones keep coming",
-    source="vLLM V1, policy priority, with higher first and aging",
-    score=lambda waiter, sight: float(waiter.points),
-)
-EDF = Order(
-    name="edf",
-    formula="-(time at which the answer is due)",
-    unit="s",
-    aging=0.0,
-    good_for="deadlines and goodput, while the fleet can meet most of them",
-    starves="requests due late; in overload, those that could still be met wait behind late ones",
-    source="Liu and Layland 1973, earliest deadline first",
-    score=lambda waiter, sight: _due(waiter),
-)
-LOF = Order(
-    name="lof",
-    formula="expected output tokens",
-    unit="tokens",
-    aging=400.0,
-    good_for="throughput of batch jobs: long answers start first, and the fleet ends together",
-    starves="short answers",
-    source="SGLang, policy lof",
-    score=lambda waiter, sight: float(waiter.output_tokens),
-)
-SHORTEST_FIRST = Order(
-    name="shortest-first",
-    formula="-(new tokens + expected output tokens)",
-    unit="tokens",
-    aging=4000.0,
-    good_for="mean wait, where all requests are equally urgent",
-    starves="long requests",
-    source="Schrage 1968, shortest processing time first",
-    score=lambda waiter, sight: -float(_work(waiter)),
-)
-WSPT = Order(
-    name="wspt",
-    formula="1000 * weight / (new tokens + expected output tokens), weight = 1 + priority,"
-    " or 1 / (1 - priority) below 0",
-    unit="weight per 1,000 tokens",
-    aging=0.1,
-    good_for="mean wait by urgency: short and urgent requests first",
-    starves="long requests of low priority",
-    source="Smith 1956; NVIDIA Dynamo, queue policy wspt, with output tokens and aging",
-    score=lambda waiter, sight: 1000.0 * _weight(waiter) / _work(waiter),
-)
-PREFILL_FIRST = Order(
-    name="prefill-first",
-    formula="1 if the prompt is still to be computed, else 0",
-    unit="1",
-    aging=0.1,
-    good_for="short times to the first token, as a part of a composite order",
-    starves="decode halves of pairs",
-    source="Chitu, scorer prefill_first",
-    score=lambda waiter, sight: float(waiter.needs_prefill),
-)
-RANDOM = Order(
-    name="random",
-    formula="a uniform random number of 0 to 1, drawn on arrival",
-    unit="1",
-    aging=0.1,
-    good_for="comparisons",
-    starves="none for certain",
-    source="SGLang, policy random",
-    score=lambda waiter, sight: sight.rng.random(),
-)
+FCFS = Order("fcfs", lambda waiter, sight: 0.0, aging=1.0)
+"""Aging in seconds. Source: vLLM V1 and SGLang, policy fcfs."""
+PRIORITY = Order("priority", lambda waiter, sight: float(waiter.points), aging=0.1)
+"""Points. Source: vLLM V1, policy priority, with higher first and aging."""
+EDF = Order("edf", lambda waiter, sight: _due(waiter), aging=0.0)
+"""Seconds. Source: Liu and Layland 1973, earliest deadline first."""
+LOF = Order("lof", lambda waiter, sight: float(waiter.output_tokens), aging=400.0)
+"""Tokens. Source: SGLang, policy lof."""
+SHORTEST_FIRST = Order("shortest-first", lambda waiter, sight: -float(_work(waiter)), aging=4000.0)
+"""Tokens. Source: Schrage 1968, shortest processing time first."""
+WSPT = Order("wspt", lambda waiter, sight: 1000.0 * _weight(waiter) / _work(waiter), aging=0.1)
+"""Weight per 1,000 tokens. Source: Smith 1956; NVIDIA Dynamo, queue policy wspt, with output tokens
+and aging."""
+PREFILL_FIRST = Order("prefill-first", lambda waiter, sight: float(waiter.needs_prefill), aging=0.1)
+"""1 if the prompt is still to be computed, else 0. Source: Chitu, scorer prefill_first."""
+RANDOM = Order("random", lambda waiter, sight: sight.rng.random(), aging=0.1)
+"""A uniform random number of 0 to 1, drawn on arrival. Source: SGLang, policy random."""
 LPM = Order(
-    name="lpm",
-    formula="leading prompt tokens that some worker with room holds",
-    unit="tokens",
+    "lpm",
+    lambda waiter, sight: float(sight.fleet.overlap_tokens(waiter)),
     aging=2000.0,
-    good_for="throughput of prompts that share prefixes: what is cached goes while it is cached",
-    starves="prompts that no worker holds",
-    source="SGLang, policy lpm, over the workers of a pool, with aging",
-    score=lambda waiter, sight: float(sight.overlap_tokens(waiter)),
     length_max=128,
     is_dynamic=True,
     needs_fleet=True,
 )
+"""Tokens. Source: SGLang, policy lpm, over the workers of a pool, with aging."""
 DFS_WEIGHT = Order(
-    name="dfs-weight",
-    formula="-(place in a depth-first walk of the trie of waiting prompts, heavy branches first)",
-    unit="places",
+    "dfs-weight",
+    lambda waiter, sight: 0.0,
     aging=20.0,
-    good_for="batches of prompts with many shared prefixes: those that share one go together",
-    starves="prompts that share nothing with others",
-    source="SGLang, policy dfs-weight, over the prompts that wait instead of a cache",
-    score=lambda waiter, sight: 0.0,
     scores=_depth_first,
     length_max=256,
     is_dynamic=True,
     needs_fleet=True,
 )
+"""Places. Source: SGLang, policy dfs-weight, over the prompts that wait instead of a cache."""
 LAS = Order(
-    name="las",
-    formula="-(tokens that the tenant got while requests waited, weighted by exp(-age / 60 s))",
-    unit="tokens",
+    "las",
+    lambda waiter, sight: -sight.service.of(waiter.tenant, sight.now_s),
     aging=4000.0,
-    good_for="tenants that ask for little, beside tenants that ask for much",
-    starves="tenants that ask for much",
-    source="Rai, Urvoy-Keller and Biersack 2003, least attained service, by tenant",
-    score=lambda waiter, sight: -sight.attained(waiter),
     length_max=1024,
     is_dynamic=True,
 )
+"""Tokens that the tenant got while requests waited. Source: Rai, Urvoy-Keller and Biersack 2003,
+least attained service, by tenant."""
 
 ORDERS: dict[str, Order] = {
     order.name: order

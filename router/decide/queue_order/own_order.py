@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib import import_module
 from math import isfinite
 
-from router.config.keys import ConfigError
+from router.config.own_functions import own_function
 from router.decide.queue_order.orders import Order
 from router.decide.queue_order.sight import Sight
 from router.decide.waiter import Waiter
@@ -45,33 +44,13 @@ class OwnView:
     output_tokens: int
 
 
-def is_own(name: str) -> bool:
-    """Whether the name of an order is that of a function."""
-    return ":" in name
-
-
 def own_order(name: str, where: str, failures: Counter[OwnFailure]) -> Order:
-    """Imports the function named module:function, and returns it as an order; raises
-    ConfigError.
-    """
-    module_name, _, function_name = name.partition(":")
-    try:
-        function = getattr(import_module(module_name), function_name, None)
-    except Exception as error:  # whatever its import does is the operator's to mend
-        sentence = f"{module_name!r} can't be imported: {type(error).__name__}: {error}"
-        raise ConfigError(f"order {name!r}: {sentence} - at `{where}`") from error
-    if not callable(function):
-        sentence = f"{module_name!r} has no function {function_name!r}"
-        raise ConfigError(f"order {name!r}: {sentence} - at `{where}`")
+    """A function as an order; see own_function."""
+    function = own_function("order", name, where)
     return Order(
-        name=name,
-        formula="number of the function",
-        unit="its own",
+        name,
+        _checked(function, failures),
         aging=0.0,
-        good_for="what its author wants",
-        starves="what its author forgets",
-        source=name,
-        score=_checked(function, failures),
         length_max=LENGTH_MAX,
         is_dynamic=True,
         needs_fleet=True,
@@ -83,8 +62,8 @@ def _checked(
 ) -> Callable[[Waiter, Sight], float]:
     def score(waiter: Waiter, sight: Sight) -> float:
         view = OwnView(
-            sight.waited_s(waiter),
-            sight.load(waiter),
+            sight.now_s - waiter.arrived_s,
+            sight.fleet.load(waiter),
             waiter.tenant,
             dict(sorted(waiter.narrowing.required_labels) if waiter.narrowing else ()),
             waiter.points,

@@ -13,9 +13,10 @@ from math import inf
 from typing_extensions import override
 
 from router.config.keys import ConfigError
+from router.config.own_functions import is_own
 from router.config.settings.queue_settings import QueueSettings
 from router.decide.queue_order.orders import FCFS, LAS, ORDERS, Order
-from router.decide.queue_order.own_order import OwnFailure, is_own, own_order
+from router.decide.queue_order.own_order import OwnFailure, own_order
 from router.decide.queue_order.sight import Sight
 from router.decide.waiter import Key, Waiter
 
@@ -87,16 +88,6 @@ class Rankings:
     longer: Ranking
     """The ranking of longer pools."""
 
-    @property
-    def look_at_service(self) -> bool:
-        """Whether the order reads the service that tenants got."""
-        return self.configured.looks_at_service
-
-    @property
-    def need_fleet(self) -> bool:
-        """Whether the order reads the workers, or the blocks of prompts."""
-        return self.configured.needs_fleet
-
     def of(self, length: int) -> Ranking:
         """The ranking for a pool with `length` waiting requests."""
         return self.configured if length <= self.length_max else self.longer
@@ -118,12 +109,8 @@ def _ranking(
     for place, part in enumerate(names):
         order = own_order(part, WHERE, failures) if is_own(part) else ORDERS.get(part)
         if order is None:
-            raise ConfigError(f"unknown order {part!r} at `{WHERE}`; {_known(sight)}")
-        if order.needs_fleet and sight.fleet is None:
-            raise ConfigError(
-                f"order {part!r} needs knowledge of the workers, which this queue lacks"
-                f" - at `{WHERE}`"
-            )
+            known = f"{', '.join(ORDERS)}, and composites such as priority+fcfs"
+            raise ConfigError(f"unknown order {part!r} at `{WHERE}`; there are {known}")
         if order.length_max is not None:
             length_max = min(length_max, order.length_max)
         parts.append((order, _aging(order, place, len(names), settings)))
@@ -135,8 +122,3 @@ def _aging(order: Order, place: int, count: int, settings: QueueSettings) -> flo
     if place == 0 and settings.aging is not None:
         return settings.aging
     return order.aging if count == 1 or order is FCFS else 0.0
-
-
-def _known(sight: Sight) -> str:
-    names = [order.name for order in ORDERS.values() if sight.fleet or not order.needs_fleet]
-    return f"there are {', '.join(names)}, and composites such as priority+fcfs"

@@ -1,5 +1,6 @@
 """Facts beside the request itself that orders read. Pure."""
 
+from dataclasses import dataclass, field
 from math import exp
 from random import Random
 from typing import Protocol
@@ -52,33 +53,12 @@ class Service:
         return tokens * exp(min(0.0, at_s - now_s) / SERVICE_WINDOW_S)
 
 
+@dataclass(slots=True)
 class Sight:
-    """All facts that a score may be made of."""
+    """All facts that a score may be made of, beside the request itself."""
 
-    def __init__(self, rng: Random, fleet: Fleet | None) -> None:
-        self.rng = rng
-        self.fleet = fleet
-        """None: the driver says nothing of the fleet, and orders that need it are refused."""
-        self.service = Service()
-        self.now_s = 0.0
-        """Time of the ranking under way."""
-
-    def overlap_tokens(self, waiter: Waiter) -> int:
-        """Leading prompt tokens cached on the worker with room that has the most of them."""
-        return self.fleet.overlap_tokens(waiter) if self.fleet is not None else 0
-
-    def load(self, waiter: Waiter) -> float:
-        """Load of the request's pool; 0 where no fleet is known."""
-        return self.fleet.load(waiter) if self.fleet is not None else 0.0
-
-    def is_prefilling(self, reservation_id: str) -> bool:
-        """Whether a reservation's prompt is not known to be computed."""
-        return self.fleet is not None and self.fleet.is_prefilling(reservation_id)
-
-    def waited_s(self, waiter: Waiter) -> float:
-        """Seconds that a request has waited."""
-        return self.now_s - waiter.arrived_s
-
-    def attained(self, waiter: Waiter) -> float:
-        """Tokens that the requests of this request's tenant got lately."""
-        return self.service.of(waiter.tenant, self.now_s)
+    rng: Random
+    fleet: Fleet
+    service: Service = field(default_factory=Service)
+    now_s: float = 0.0
+    """Time of the ranking under way."""

@@ -46,10 +46,9 @@ class Bands:
         """Number of a request's band; the lowest band takes all lower priorities, too."""
         if len(self.settings) == 1:
             return 0
-        priority = waiter.points + self.aging * max(0.0, now_s - waiter.arrived_s)
-        return max(0, bisect_right(self.from_priorities, priority) - 1)
+        return self.level_of(waiter.points + self.aging * max(0.0, now_s - waiter.arrived_s))
 
-    def level_of(self, priority: int) -> int:
+    def level_of(self, priority: float) -> int:
         """Number of the band of a priority."""
         return max(0, bisect_right(self.from_priorities, priority) - 1)
 

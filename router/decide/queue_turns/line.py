@@ -1,17 +1,24 @@
-"""Waiting requests in the order of their keys. Pure.
+"""One band of one pool: a line for each tenant, in the order of keys, and their shares. Pure.
 
-A sorted list with binary search: moving the pointers of 10,000 requests takes less time than
-walking the levels of a balanced tree in Python does.
+A line is a sorted list with binary search: moving the pointers of 10,000 requests takes less time
+than walking the levels of a balanced tree in Python does.
 
-Law: entries ascend by (key, arrival, number), and no number is there twice.
+Laws:
+- entries ascend by (key, arrival, number), and no number is there twice;
+- nothing is kept of a tenant without a waiting request, but a share that it overdrew.
 """
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
+from collections.abc import Iterator
+from heapq import nlargest
+from math import inf
+from operator import itemgetter
 
 from typing_extensions import override
 
 from router.decide.queue_order.ranking import Ranking
+from router.decide.queue_turns.shares import Shares
 from router.decide.waiter import Key, Waiter
 from router.request.narrowing import Narrowing
 
@@ -77,3 +84,78 @@ class Line:
         if place < len(self.entries) and self.entries[place] is entry:
             return place + 1
         return bisect_right(self.entries, entry)
+
+
+class Level:
+    """Waiting requests of one band; the tenant's name is empty where tenants don't share."""
+
+    __slots__ = ("_lines", "_number", "_shares", "_weights", "count")
+
+    def __init__(self, number: int) -> None:
+        self.count = 0
+        self._number = number
+        self._lines: dict[str, Line] = {}
+        self._shares: Shares[str] = Shares()
+        self._weights = 0.0
+        """Sum of the weights of all lines' tenants."""
+
+    @override
+    def __repr__(self) -> str:
+        return f"<Level {self.count} waiting, {len(self._lines)} lines>"
+
+    @property
+    def line_count(self) -> int:
+        """Number of tenants' lines with waiting requests."""
+        return len(self._lines)
+
+    def largest(self, most: int) -> list[tuple[str, int]]:
+        """Tenants with the most waiting requests, at most `most`, with their numbers."""
+        counts = ((tenant, len(line)) for tenant, line in self._lines.items() if tenant)
+        return nlargest(most, counts, key=itemgetter(1))
+
+    def oldest_s(self) -> float:
+        """Arrival time of the request that waits longest; inf: none waits. Reads all requests."""
+        lines = self._lines.values()
+        return min((entry[1] for line in lines for entry in line.entries), default=inf)
+
+    def lines(self) -> Iterator[Line]:
+        """Yields the lines in the order of their turns; none may be added or removed meanwhile."""
+        return (self._lines[tenant] for tenant in self._shares)
+
+    def places(self, tenant: str, weight: float, waiter: Waiter) -> float:
+        """Number of the band's requests that go until a request has gone, itself included, by its
+        place in its tenant's line and that tenant's share. weight: of the tenant.
+        """
+        line = self._lines.get(tenant)
+        of_line = 1 if line is None else line.place(waiter) + 1
+        others = self._weights - (0.0 if line is None else line.weight)
+        return min(of_line * (others + weight) / weight, self.count + (not waiter.waits))
+
+    def add(self, tenant: str, weight: float, waiter: Waiter) -> None:
+        """Adds a waiting request to its tenant's line. weight: of the tenant."""
+        line = self._lines.get(tenant)
+        if line is None:
+            line = self._lines[tenant] = Line(self._number, tenant, weight)
+            self._weights += weight
+            self._shares.enter(tenant)
+        line.add(waiter)
+        self.count += 1
+
+    def remove(self, tenant: str, waiter: Waiter) -> None:
+        """Removes a request from its tenant's line."""
+        line = self._lines[tenant]
+        line.remove(waiter)
+        self.count -= 1
+        if not len(line):
+            del self._lines[tenant]
+            self._weights = self._weights - line.weight if self._lines else 0.0
+            self._shares.leave(tenant)
+
+    def rank(self, ranking: Ranking, now_s: float) -> None:
+        """Sorts each line by new keys for all its requests."""
+        for line in self._lines.values():
+            line.rank(ranking, now_s)
+
+    def charge(self, tenant: str, cost: float, weight: float) -> None:
+        """Charges a tenant for a request that goes, and that is still in its line."""
+        self._shares.charge(tenant, cost, weight)

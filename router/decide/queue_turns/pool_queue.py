@@ -14,8 +14,7 @@ from typing_extensions import override
 
 from router.decide.queue_limits.drain_rate import DrainRate
 from router.decide.queue_limits.standing import Standing
-from router.decide.queue_turns.level import Level
-from router.decide.queue_turns.line import Line
+from router.decide.queue_turns.line import Level, Line
 from router.decide.queue_turns.round import Round, Rules
 from router.decide.queue_turns.shares import Shares
 from router.decide.waiter import Waiter
@@ -40,7 +39,8 @@ class PoolQueue:
         self._ranked_at: int | None = None
         """Version of the room at which they were made."""
         self._rank_again_s = -inf
-        self._levels = [Level(number) for number in range(len(rules.bands.settings))]
+        self.levels = [Level(number) for number in range(len(rules.bands.settings))]
+        """The bands, the lowest first; read only."""
         self._shares: Shares[int] = Shares()
         """Shares of bands, by number, in requests."""
         self._weights = 0.0
@@ -60,7 +60,7 @@ class PoolQueue:
         waiting = sorted(self, key=lambda waiter: waiter.seq)
         self._rules = rules
         self._ranking, self._rank_again_s = rules.rankings.of(self.count), -inf
-        self._levels = [Level(number) for number in range(len(rules.bands.settings))]
+        self.levels = [Level(number) for number in range(len(rules.bands.settings))]
         self._shares, self._rises, self.count = Shares(), Standing(), 0
         self._weights, self._shares_by_tenant = 0.0, rules.tenants.share
         for waiter in waiting:
@@ -74,13 +74,13 @@ class PoolQueue:
 
     def of_band(self, number: int) -> list[Waiter]:
         """Waiting requests of a band, in the order of `__iter__`."""
-        return [entry[3] for line in self._levels[number].lines() for entry in line.entries]
+        return [entry[3] for line in self.levels[number].lines() for entry in line.entries]
 
     def wait_s(self, number: int, now_s: float) -> float | None:
         """Expected wait of a request that comes last in a band, in seconds; None: no request went
         yet.
         """
-        of_band = self._levels[number].count + 1.0
+        of_band = self.levels[number].count + 1.0
         return self.rate.wait_s(self._of_all_bands(number, of_band, self.count + 1.0), now_s)
 
     def places(self, waiter: Waiter, now_s: float) -> float:
@@ -91,7 +91,7 @@ class PoolQueue:
         if comes:
             waiter.key = self._ranking.key(waiter)
             waiter.level = self._rules.bands.level(waiter, now_s)
-        of_band = self._levels[waiter.level].places(*self._flow(waiter), waiter)
+        of_band = self.levels[waiter.level].places(*self._flow(waiter), waiter)
         return self._of_all_bands(waiter.level, of_band, float(self.count + comes))
 
     def _of_all_bands(self, number: int, of_band: float, most: float) -> float:
@@ -100,7 +100,7 @@ class PoolQueue:
         strict: of_band + requests of higher bands
         else:   of_band / (share of the band by weight among those that wait), `most` at most
         """
-        levels = self._levels
+        levels = self.levels
         if len(levels) == 1:
             return of_band
         if self._rules.strict:
@@ -117,9 +117,9 @@ class PoolQueue:
 
     def remove(self, waiter: Waiter) -> None:
         """Removes a request from its line."""
-        level = self._levels[waiter.level]
+        level = self.levels[waiter.level]
         level.remove(waiter.tenant if self._shares_by_tenant else "", waiter)
-        if len(self._levels) > 1:
+        if len(self.levels) > 1:
             self._rises.discard(waiter)
         self.count -= 1
         if not level.count:
@@ -128,17 +128,12 @@ class PoolQueue:
 
     def charge(self, waiter: Waiter, cost: float) -> None:
         """Charges tenant and band for a request that goes, and that is still in its line."""
-        if len(self._levels) > 1:
+        if len(self.levels) > 1:
             weight = self._rules.bands.settings[waiter.level].weight
             self._shares.charge(waiter.level, 1.0, weight)
         if self._shares_by_tenant:
             tenant, weight = self._flow(waiter)
-            self._levels[waiter.level].charge(tenant, cost, weight)
-
-    @property
-    def levels(self) -> list[Level]:
-        """The bands, the lowest first; read only."""
-        return self._levels
+            self.levels[waiter.level].charge(tenant, cost, weight)
 
     def candidates(
         self, version: int, now_s: float, held: Callable[[int], bool] | None = None
@@ -163,17 +158,17 @@ class PoolQueue:
 
     def _lines(self) -> Iterator[Line]:
         """Lines with waiting requests, in the order of their turns."""
-        levels = self._levels
+        levels = self.levels
         if len(levels) == 1:
             return levels[0].lines()
         numbers = reversed(range(len(levels))) if self._rules.strict else iter(self._shares)
         return (line for number in numbers for line in levels[number].lines())
 
     def _line_count(self) -> int:
-        return sum(level.line_count for level in self._levels)
+        return sum(level.line_count for level in self.levels)
 
     def _put(self, waiter: Waiter, number: int) -> None:
-        level = self._levels[number]
+        level = self.levels[number]
         if not level.count:
             self._shares.enter(number)
         waiter.level = number
@@ -181,7 +176,7 @@ class PoolQueue:
         self.count += 1
         if level.count == 1:
             self._weigh()
-        if number + 1 < len(self._levels):
+        if number + 1 < len(self.levels):
             rises_at_s = self._rules.bands.rises_at_s(waiter, number)
             if rises_at_s < inf:
                 self._rises.put(waiter, rises_at_s)
@@ -196,7 +191,7 @@ class PoolQueue:
     def _weigh(self) -> None:
         """A band has its first request, or lost its last one."""
         bands = self._rules.bands.settings
-        self._weights = sum(bands[i].weight for i, level in enumerate(self._levels) if level.count)
+        self._weights = sum(bands[i].weight for i, level in enumerate(self.levels) if level.count)
 
     def _rank(self, version: int, now_s: float) -> None:
         """Makes keys again where the length of the pool wants another order, and where requests
@@ -207,19 +202,18 @@ class PoolQueue:
         )
         if is_current or now_s < self._rank_again_s:
             return
-        for level in self._levels:
+        for level in self.levels:
             level.rank(ranking, now_s)
         self._ranking, self._is_stale, self._ranked_at = ranking, False, version
         self._rank_again_s = now_s + RANK_EACH_S * self.count
 
     def _rise(self, now_s: float) -> None:
         """Requests that waited long enough come into the next higher band."""
-        if len(self._levels) == 1:
+        if len(self.levels) == 1:
             return
         for _ in range(RISES_MAX):
-            lowest = self._rises.lowest()
-            if lowest is None or lowest[0] > now_s:
+            waiter = self._rises.due(now_s)
+            if waiter is None:
                 return
-            waiter = lowest[1]
             self.remove(waiter)
             self._put(waiter, waiter.level + 1)

@@ -49,7 +49,7 @@ REST = 0
 
 @dataclass(slots=True)
 class Band:
-    """Waiting requests of one router for a pool, in one band."""
+    """A flow: waiting requests of one router for a pool, in one band, and how it uses its turns."""
 
     waiting: int
     went: int = 0
@@ -57,6 +57,10 @@ class Band:
     credit: float = 0.0
     tenants: Mapping[int, int] = field(default_factory=dict)
     """Waiting requests by number of the tenant; the others count as one tenant, REST."""
+    owed_s: float | None = None
+    """Time since which room is left for it; None: there is none, or it took some."""
+    rests_until_s: float = -inf
+    """End of the time in which its claims don't count."""
 
     def by_tenant(self) -> dict[int, int]:
         """Number of waiting requests of each tenant."""
@@ -73,16 +77,6 @@ class Band:
             self.credit + other.credit,
             tenants,
         )
-
-
-@dataclass(slots=True)
-class _Flow:
-    """A band, and how it uses its turns."""
-
-    band: Band
-    owed_s: float | None = None
-    """Time since which room is left for it; None: there is none, or it took some."""
-    rests_until_s: float = -inf
 
 
 Key = tuple[str, int]
@@ -108,7 +102,7 @@ class PoolShare:
         self._weights = weights
         self._strict = strict
         self._weight_of = weight_of
-        self._flows: dict[Key, _Flow] = {}
+        self._flows: dict[Key, Band] = {}
         """Flows with waiting requests."""
         self._own: dict[int, Band] = {}
         """Bands of our router, by number: what went, and what was taken too early, outlast the
@@ -132,8 +126,7 @@ class PoolShare:
 
     def ours(self, level: int) -> Band | None:
         """Requests that wait in this router in a band, as last set by `wait`."""
-        flow = self._flows.get((OURS, level))
-        return flow.band if flow is not None else None
+        return self._flows.get((OURS, level))
 
     def wait(self, bands: Mapping[int, Band]) -> None:
         """Sets the requests that wait in this router, by band; counts and credit are kept."""
@@ -149,7 +142,7 @@ class PoolShare:
                 self._shares = None
             if key not in self._flows:
                 band.credit = min(0.0, band.credit)
-                self._flows[key] = _Flow(band)
+                self._flows[key] = band
                 self._shares = None
         self._went = False
 
@@ -158,24 +151,26 @@ class PoolShare:
         gone. `bands` becomes this object's.
         """
         for level, band in bands.items():
-            flow = self._flows.get((replica, level))
-            if flow is not None and (went := band.went - flow.band.went) > 0:
+            before = self._flows.get((replica, level))
+            if before is None:
+                continue
+            if (went := band.went - before.went) > 0:
                 self._turned(level, went, theirs=False)
-                flow.owed_s, flow.rests_until_s = None, -inf
+            else:
+                band.owed_s, band.rests_until_s = before.owed_s, before.rests_until_s
         self._shares = None
         for key in [key for key in self._flows if key[0] == replica and key[1] not in bands]:
             del self._flows[key]
         for level, band in bands.items():
-            self._flows.setdefault((replica, level), _Flow(band)).band = band
+            self._flows[replica, level] = band
 
     def took(self, level: int) -> None:
         """Records that a request of a band of this router has its worker."""
         self.went += 1
         self._turned(level, 1, theirs=True)
-        flow = self._flows.get((OURS, level))
-        if flow is None:
+        band = self._flows.get((OURS, level))
+        if band is None:
             return
-        band = flow.band
         band.went += 1
         band.credit = max(-CREDIT_MAX, band.credit - 1.0)
         band.waiting -= 1
@@ -209,7 +204,7 @@ class PoolShare:
         """Whether other replicas' requests go before a band of this router; changes no count."""
         return self._in_front(level, free, now_s) is not None
 
-    def _in_front(self, level: int, free: int, now_s: float) -> list[_Flow] | None:
+    def _in_front(self, level: int, free: int, now_s: float) -> list[Band] | None:
         """The other replicas' flows that leave a band of ours no room; None: they leave some."""
         if now_s >= self._wakes_s:
             self._wake(now_s)
@@ -220,19 +215,19 @@ class PoolShare:
         if self._strict:
             for (replica, other), flow in self._flows.items():
                 if replica and other > level and (replica, other) in shares:
-                    left -= flow.band.waiting
+                    left -= flow.waiting
                     front.append(flow)
             if left <= 0:
                 return front
-        want, ahead = ours.band.credit + left * shares[OURS, level], 0
+        want, ahead = ours.credit + left * shares[OURS, level], 0
         for key, share in shares.items():
             replica, other = key
             if not replica or (self._strict and other != level):
                 continue
             flow = self._flows[key]
-            lead = flow.band.credit + left * share - want
+            lead = flow.credit + left * share - want
             if lead > _EQUAL or (lead >= -_EQUAL and replica < self._replica):
-                ahead += min(flow.band.waiting, max(1, ceil(lead - _EQUAL)))
+                ahead += min(flow.waiting, max(1, ceil(lead - _EQUAL)))
                 front.append(flow)
         return None if left > ahead else front
 
@@ -244,7 +239,7 @@ class PoolShare:
         """
         for key, share in self._shares_now().items():
             if (theirs or key[0] == OURS) and (not self._strict or key[1] == level):
-                band = self._flows[key].band
+                band = self._flows[key]
                 band.credit = min(CREDIT_MAX, band.credit + went * share)
 
     def _shares_now(self) -> dict[Key, float]:
@@ -268,7 +263,7 @@ class PoolShare:
 
     def _parts(self, keys: Sequence[Key]) -> list[float]:
         """Shares of a band's flows, in the order of the keys; the sum is 1."""
-        bands = [self._flows[key].band for key in keys]
+        bands = [self._flows[key] for key in keys]
         if not any(band.tenants for band in bands):
             every = sum(band.waiting for band in bands)
             return [band.waiting / every for band in bands]

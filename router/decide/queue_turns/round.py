@@ -40,27 +40,10 @@ class Round:
     """One pass over the queue: which of its requests may be tried next, and what was tried and
     passed over so far, for each line (requests of a pool and tenant, in order)."""
 
-    __slots__ = (
-        "_done",
-        "_failed",
-        "_failures",
-        "_failures_max",
-        "_line_look_past",
-        "_lines",
-        "_look_past",
-        "_now_s",
-        "_places",
-        "_siblings",
-        "_skips",
-        "_tenants",
-        "_version",
-        "went",
-    )
-
     def __init__(self, rules: Rules, version: int, now_s: float, lines: Callable[[], int]) -> None:
         self.went = False
         """Whether the last line's turn ended since a request of it went."""
-        self._tenants = rules.tenants if rules.tenants.have_quotas else None
+        self._held_by = rules.tenants.held_by if rules.tenants.have_quotas else None
         self._look_past = rules.look_past
         self._lines = lines
         self._line_look_past = rules.look_past
@@ -121,14 +104,13 @@ class Round:
             waiter.passed_at == self._version
             or waiter.expires_s <= self._now_s
             or (self._failures > 0 and self._is_closed(line, waiter.narrowing))
-            or (self._tenants is not None and self._holds(waiter.tenant))
+            or self._holds(waiter.tenant)
             or (waiter.run is not None and self._siblings.holds(waiter, self._now_s))
         )
 
     def _holds(self, tenant: str) -> bool:
         """Whether a quota holds a tenant."""
-        tenants = self._tenants
-        return tenants is not None and tenants.held_by(tenant, self._now_s) is not None
+        return self._held_by is not None and self._held_by(tenant, self._now_s) is not None
 
     def _is_closed(self, line: Line, narrowing: Narrowing | None) -> bool:
         """Whether enough requests of a narrowing had no room."""

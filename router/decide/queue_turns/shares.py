@@ -52,13 +52,6 @@ class Shares(Generic[Flow]):
         """The flows with waiting requests, in the order of their turns; none may come or go."""
         return (flow for _, _, flow in self._order)
 
-    @property
-    def overdrawn_count(self) -> int:
-        """Number of flows without waiting requests that are remembered, since they overdrew their
-        share.
-        """
-        return len(self._finishes)
-
     def enter(self, flow: Flow) -> None:
         """Adds a flow whose first request waits."""
         self._put(flow, max(self._virtual, self._finishes.pop(flow, 0.0)))

@@ -11,7 +11,7 @@ Laws: no request is held for longer than HOLD_S after the first of its siblings 
 in KEPT_S at most; leads are LEADS_MAX at most.
 """
 
-from router.decide.queue_order.sight import Sight
+from router.decide.queue_order.sight import Fleet
 from router.decide.waiter import Waiter
 
 MIN_BLOCKS = 32
@@ -32,10 +32,9 @@ class Siblings:
     yet.
     """
 
-    def __init__(self, enabled: bool, sight: Sight, min_blocks: int = MIN_BLOCKS) -> None:
-        self.enabled = enabled
-        self.min_blocks = min_blocks
-        self._sight = sight
+    def __init__(self, fleet: Fleet) -> None:
+        self.min_blocks = MIN_BLOCKS
+        self._fleet = fleet
         self._leads: dict[int, tuple[float, str]] = {}
         """Leads by PrefixHash of the shared run: when the first request went, and its reservation;
         the lead that went first in front."""
@@ -48,7 +47,7 @@ class Siblings:
         has none.
         """
         chain = waiter.prefixes
-        if not self.enabled or chain is None or waiter.block_size <= 0:
+        if chain is None or waiter.block_size <= 0:
             return None
         held_blocks = (waiter.prompt_tokens - waiter.new_tokens) // waiter.block_size
         last = held_blocks + self.min_blocks - 1
@@ -71,8 +70,8 @@ class Siblings:
         return (
             lead is not None
             and now_s < lead[0] + HOLD_S
-            and self._sight.is_prefilling(lead[1])
-            and self._sight.load(waiter) >= LOAD_MIN
+            and self._fleet.is_prefilling(lead[1])
+            and self._fleet.load(waiter) >= LOAD_MIN
         )
 
     def _forget(self, now_s: float) -> None:

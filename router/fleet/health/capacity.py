@@ -22,9 +22,10 @@ Laws:
 - what is known of a worker ends with it, and with its epoch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import nan
+from operator import attrgetter
 from typing import NamedTuple
 
 from events.plane.facts import Epoch, Heartbeat
@@ -79,15 +80,10 @@ class Kind(NamedTuple):
 
     @classmethod
     def of(cls, heartbeat: Heartbeat) -> "Kind":
-        return cls(
-            heartbeat.model,
-            heartbeat.engine,
-            heartbeat.engine_version,
-            heartbeat.max_model_len,
-            heartbeat.block_size,
-            heartbeat.total_blocks,
-            heartbeat.role,
-        )
+        return cls(*_OF_HEARTBEAT(heartbeat))
+
+
+_OF_HEARTBEAT = attrgetter(*Kind._fields)
 
 
 @dataclass(slots=True)
@@ -127,16 +123,18 @@ class _Learned:
 class Capacities:
     """The learned capacities of all workers."""
 
-    def __init__(self, settings: CapacitySettings) -> None:
+    def __init__(
+        self, settings: CapacitySettings, on_kind: Callable[[], None] = lambda: None
+    ) -> None:
+        """on_kind: called when the largest estimate of a kind changed: news of all its workers."""
         self._settings = settings
+        self._on_kind = on_kind
         self._learned: dict[WorkerKey, _Learned] = {}
         self._of_kind: dict[Kind, int] = {}
         """The largest estimate of slots of any worker of a kind."""
         self.preempted: set[WorkerKey] = set()
         """Workers whose block share is below 1: each of their served requests must go to
         `on_served`."""
-        self.kinds_changed = 0
-        """Times that one of these has, which is news of all its workers."""
 
     def __len__(self) -> int:
         return len(self._learned)
@@ -232,11 +230,11 @@ class Capacities:
         slots = [known.slots for known in self._learned.values() if known.kind == kind]
         largest = max((count for count in slots if count is not None), default=0)
         if largest != self._of_kind.get(kind, 0):
-            self.kinds_changed += 1
             if largest:
                 self._of_kind[kind] = largest
             else:
                 del self._of_kind[kind]
+            self._on_kind()
 
     def _of(self, key: WorkerKey, heartbeat: Heartbeat) -> _Learned | None:
         known = self._learned.get(key)

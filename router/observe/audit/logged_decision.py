@@ -235,9 +235,9 @@ _DECODER = msgspec.json.Decoder(LoggedDecision)
 
 
 class _LoggedCandidates(Candidates):
-    """Candidates whose hashes are those of the line."""
+    """Candidates whose further columns and hashes are those of the line."""
 
-    __slots__ = ("_affinity_key",)
+    __slots__ = ("_line",)
 
     def __init__(
         self,
@@ -258,52 +258,49 @@ class _LoggedCandidates(Candidates):
             ),
             tokens=tokens,
             pool=pool,
-            further=_LoggedFurther(line),
+            further=Further({}, PrefillRates(1.0)),
             now_s=line.at_s,
             kv_distance=np.array(line.kv_distance) if line.kv_distance else None,
             invested_tokens=np.array(line.invested_tokens) if line.invested_tokens else None,
         )
-        self._affinity_key = line.affinity_key
+        self._line = line
 
     @property
     @override
     def affinity_key(self) -> int:
-        if self._affinity_key is None:
+        if self._line.affinity_key is None:
             raise NoHashes("this policy needs hashes, which the log lacks (decision_log.hashes)")
-        return int(self._affinity_key, 16)
+        return int(self._line.affinity_key, 16)
 
+    @property
+    @override
+    def blocks_in_use(self) -> Column:
+        return _column(self._line.blocks_in_use, len(self))
 
-class _LoggedFurther(Further):
-    """Further columns as the line has them."""
+    @property
+    @override
+    def others_waiting(self) -> Column:
+        return _column(self._line.others_waiting, len(self))
 
-    def __init__(self, line: LoggedDecision) -> None:
-        super().__init__({}, PrefillRates(1.0))
-        self._line = line
+    @property
+    @override
+    def recent_blocks(self) -> Column:
+        return _column(self._line.recent_blocks, len(self))
 
     @override
-    def blocks_in_use(self, pool: Pool, prompt: Prompt) -> Column:
-        return _column(self._line.blocks_in_use, len(pool))
+    def own_number(self, name: str) -> Column:
+        return np.array(_floats(self._line.own_numbers.get(name, [None] * len(self))))
 
+    @property
     @override
-    def others_waiting(self, pool: Pool, waiting: Column) -> Column:
-        return _column(self._line.others_waiting, len(pool))
-
-    @override
-    def recent_blocks(self, pool: Pool) -> Column:
-        return _column(self._line.recent_blocks, len(pool))
-
-    @override
-    def own_number(self, pool: Pool, name: str) -> Column:
-        return np.array(_floats(self._line.own_numbers.get(name, [None] * len(pool))))
-
-    @override
-    def of_session(self, pool: Pool, session_id: str) -> Flags:
-        flags = np.zeros(len(pool), np.bool_)
+    def of_session(self) -> Flags:
+        flags = np.zeros(len(self), np.bool_)
         flags[self._line.of_session] = True
         return flags
 
+    @property
     @override
-    def prefill(self, pool: Pool, now_s: float) -> PrefillColumns:
+    def prefill(self) -> PrefillColumns:
         prefill = self._line.prefill
         return PrefillColumns(
             prefill.mean_work,

@@ -11,9 +11,10 @@ from prometheus_client.core import (
 )
 
 from events.feed.fence import PLANES
+from router.config.own_functions import is_own
 from router.decide.core.core import RouterCore
 from router.decide.decision.decision import Prefill
-from router.decide.policies.own import Failure, is_own
+from router.decide.policies.own import Failure
 from router.fleet.health.outliers import PROBES, WITHHELD, Cause
 from router.fleet.health.self_check import CheckResult
 from router.fleet.health.time_check import RATIOS

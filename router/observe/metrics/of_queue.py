@@ -12,9 +12,9 @@ from prometheus_client.core import (
 
 from router.decide.core.admission import WAITS_S, Admission
 from router.decide.core.saturation import pool_loads
+from router.decide.queue.admission_queue import TENANTS_SHOWN
 from router.decide.queue.views import OTHER, Depth, sums
 from router.decide.queue_limits.bounds import Bound
-from router.decide.queue_limits.recent_tenants import TENANTS_MAX
 from router.decide.waiter import Fate
 from router.fleet.histogram import Histogram
 from router.fleet.state import Fleet
@@ -84,7 +84,7 @@ def _tenants(admission: Admission, counts: Mapping[str, int]) -> Metric:
         shown[tenant if tenant in shown else OTHER] += count
     return gauges(
         "kvroute_queue_tenant_depth",
-        f"Requests that wait in this router: of the {TENANTS_MAX} tenants whose requests waited"
+        f"Requests that wait in this router: of the {TENANTS_SHOWN} tenants whose requests waited"
         f" most recently each, and of the rest as `{OTHER}`.",
         ["tenant"],
         {(tenant,): count for tenant, count in shown.items()},
@@ -136,7 +136,7 @@ def _wholes(admission: Admission) -> Iterator[Metric]:
         " to a tenth of a core.",
         value=admission.in_vain.count + admission.sheddable_in_vain.count,
     )
-    moved = admission.moved.counts
+    moved = admission.moved_waits
     yield counter(
         "kvroute_queue_of_replicas",
         "Waits shared with other replicas: requests that say they waited in a router that is"

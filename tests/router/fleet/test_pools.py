@@ -12,9 +12,10 @@ from events.plane.facts import Stored, pack_hashes
 from indexer.identity import WorkerKey
 from router.decide.core.progress import Progress, ProgressState
 from router.fleet.pools import RECOVERING_TRUST, heartbeat_of
-from router.fleet.table import COLUMNS, shares
+from router.fleet.table import COLUMNS
 from router.request.refusal import Reason, Refusal
 from tests.stage.fleet import Fleet, prompt
+from tests.stage.rows import shares
 
 TRUST = {StreamState.LIVE: 1.0, StreamState.RECOVERING: RECOVERING_TRUST}
 

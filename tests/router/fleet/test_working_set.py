@@ -20,7 +20,7 @@ def pick(sets: WorkingSets, key: WorkerKey, prefixes: HashArray, now_s: float) -
 
 
 def blocks(sets: WorkingSets, *keys: WorkerKey) -> list[float]:
-    found: list[float] = sets.blocks(np.array([SLOTS[key] for key in keys], np.intp)).tolist()
+    found: list[float] = sets.table(9)[[SLOTS[key] for key in keys]].tolist()
     return found
 
 
@@ -35,7 +35,7 @@ def test_a_block_that_is_asked_for_again_counts_once() -> None:
     pick(sets, HERE, sampled(1, 2, 4), 1.0)
     pick(sets, THERE, sampled(1), 1.0)
     assert blocks(sets, HERE, THERE) == [4 * SAMPLE, SAMPLE]
-    assert sets.blocks(np.array([9], np.intp)).tolist() == [0]
+    assert sets.table(9)[np.array([9], np.intp)].tolist() == [0]
 
 
 def test_what_nobody_asked_for_in_a_minute_counts_no_more() -> None:
@@ -124,9 +124,9 @@ def test_picks_by_a_policy_that_reads_them_are_kept_and_forgotten_with_the_worke
     slots = np.array([fleet.view.sources[key].slot], np.intp)
     sets = fleet.core.fleet.working_sets
     fleet.route(prompt(16_000))
-    assert sets.blocks(slots) == pytest.approx([1000], rel=0.3)
+    assert sets.table(9)[slots] == pytest.approx([1000], rel=0.3)
     fleet.core.remove("w0", 0, fleet.now_s)
-    assert sets.blocks(slots).tolist() == [0]
+    assert sets.table(9)[slots].tolist() == [0]
 
 
 def test_a_worker_that_gets_another_slot_takes_its_working_set_with_it() -> None:
@@ -134,12 +134,12 @@ def test_a_worker_that_gets_another_slot_takes_its_working_set_with_it() -> None
     slots = np.array([0, 5], np.intp)
     sets.on_pick(HERE, 0, sampled(1, 2), 0.0)
     sets.on_pick(HERE, 5, sampled(3), 0.0)
-    assert sets.blocks(slots).tolist() == [0, 3 * SAMPLE]
+    assert sets.table(9)[slots].tolist() == [0, 3 * SAMPLE]
     sets.on_moved(HERE, 7)
     sets.on_pick(THERE, 5, sampled(4), 0.0)
     sets.on_moved(THERE, 7)  # before it is said where the one there has gone
     sets.on_moved(HERE, 0)
-    assert sets.blocks(np.array([0, 5, 7], np.intp)).tolist() == [3 * SAMPLE, 0, SAMPLE]
+    assert sets.table(9)[np.array([0, 5, 7], np.intp)].tolist() == [3 * SAMPLE, 0, SAMPLE]
     sets.on_forgotten([HERE])
-    assert sets.blocks(np.array([0, 5, 7], np.intp)).tolist() == [0, 0, SAMPLE]
+    assert sets.table(9)[np.array([0, 5, 7], np.intp)].tolist() == [0, 0, SAMPLE]
     assert len(sets) == 1

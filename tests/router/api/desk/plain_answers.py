@@ -88,7 +88,7 @@ def write_receipt(receipt: router_pb2.Receipt, decision: Decision, core: RouterC
         write_row(receipt.picked, decision, core, decision.order[0])
     guarded = decision.guarded
     # A worker that the guard passed over is no runner-up: it may be cheaper than the pick.
-    if len(decision.order) > 1 and not (guarded and guarded.waits.passes_over(decision.order[1])):
+    if len(decision.order) > 1 and not (guarded and guarded.waits.passed_over[decision.order[1]]):
         write_row(receipt.runner_up, decision, core, decision.order[1])
     if guarded is not None:
         _write_guarded(receipt.guarded, guarded, decision, core)

@@ -422,7 +422,7 @@ async def test_an_estimated_prompt_is_charged_by_its_bytes_until_it_is_counted(
         for _ in range(3):
             stage.fleet.now_s += 1.0
             await is_held()
-        assert len(stage.desk.admission._estimates) <= 1, "nothing is kept of those that ended"
+        assert len(stage.desk.admission._charged) <= 1, "nothing is kept of those that ended"
 
 
 async def test_room_is_kept_for_the_high_band() -> None:

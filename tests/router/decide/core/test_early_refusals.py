@@ -10,7 +10,7 @@ from router.api.desk.counters import Metrics
 from router.api.desk.desk import Desk
 from router.config.settings.queue_settings import QueueSettings
 from router.decide.core.admission import LOOKS_MAX
-from router.decide.queue_limits.early_refusals import LOOK_EACH_S
+from router.decide.queue.admission_queue import LOOK_EACH_S
 from router.decide.waiter import Fate
 from router.fleet.reservations.reservations import Reservation
 from router.request.refusal import Reason, Refusal

@@ -84,7 +84,6 @@ def test_a_pick_goes_to_a_row_that_can_be_picked(
     seen = Waits.of(rows(PROMPT, *workers), can, settings)
     stays = can & ~seen.passed_over
     assert stays.any()
-    assert [seen.passes_over(row) for row in range(len(workers))] == seen.passed_over.tolist()
 
 
 @given(workers=WORKERS, settings=SETTINGS, requests=st.integers(0, 40))

@@ -167,7 +167,7 @@ class TestBounds:
         for number in range(100):
             offered(queue, "a", tenant=str(number))
             drained(queue)
-        assert queue._bounds.tenant_count == 0
+        assert not queue._bounds._tenants
 
     def test_pools_that_nothing_waits_for_are_kept_to_a_bound(self) -> None:
         queue = queue_of()
@@ -219,7 +219,7 @@ class TestDisplacement:
             assert displaced.request_id == "a"
             assert not displaced.waits
             assert turns(queue) == "c b"
-            assert queue.displacement(displaced, 0.0).reason is Reason.QUEUE_FULL
+            assert queue.displacement(0.0).reason is Reason.QUEUE_FULL
         check_counts(queue)
 
     def test_of_equal_ones_the_last_that_arrived_is_displaced(self) -> None:
@@ -261,19 +261,11 @@ class TestEnds:
         queue = queue_of()
         for name, expires_s in (("a", 3.0), ("b", 1.0), ("c", 2.0), ("d", 4.0)):
             offered(queue, name, expires_s=expires_s)
-        assert queue.next_expiry_s() == 1.0
         assert names(queue.expired(3.0, 2)) == "b c"
-        assert queue.next_expiry_s() == 3.0
         assert names(queue.expired(3.0, 2)) == "a"
         assert names(queue.expired(3.0, 2)) == ""
         assert queue.counts[Fate.EXPIRED] == 3
         check_counts(queue)
-
-    def test_a_wait_without_an_end_is_no_alarm(self) -> None:
-        queue = queue_of()
-        assert queue.next_expiry_s() is None
-        offered(queue, "a")
-        assert queue.next_expiry_s() is None
 
     def test_a_request_whose_wait_is_over_is_no_candidate(self) -> None:
         queue = queue_of()
@@ -286,7 +278,7 @@ class TestEnds:
         waiter = offered(queue, "a", expires_s=1.0)
         assert queue.cancel(waiter, 0.5)
         assert not queue.cancel(waiter, 0.5)
-        assert (len(queue), queue.next_expiry_s(), queue.find("a")) == (0, None, ())
+        assert (len(queue), queue.expired(1.0, 9), queue.find("a")) == (0, [], ())
         check_counts(queue)
 
     def test_a_request_that_left_is_not_dispatched(self) -> None:
@@ -361,9 +353,9 @@ class TestRetry:
 
     def test_the_expected_wait_is_that_of_the_last(self) -> None:
         queue = queue_of()
-        assert queue.wait_s(POOL, 0.0) == 0.0
+        assert queue.band_waits_s(0.0)["all"] == 0.0
         waiters = [offered(queue, str(number), 0.0) for number in range(60)]
-        assert queue.wait_s(POOL, 0.0) is None
+        assert queue.band_waits_s(0.0)["all"] is None
         for number in range(50):
             queue.dispatched(waiters[number], 1, 0, number * 0.1 + 0.1)
-        assert queue.wait_s(POOL, 5.0) == pytest.approx(1.1, rel=0.05)
+        assert queue.band_waits_s(5.0)["all"] == pytest.approx(1.1, rel=0.05)

@@ -5,8 +5,7 @@ from math import inf, nextafter
 import pytest
 
 from router.config.settings.queue_settings import BandSettings, TenantSettings, TenantsSettings
-from router.decide.queue.admission_queue import RETRY_MAX_S, AdmissionQueue
-from router.decide.queue_limits.early_refusals import LOOK_EACH_S
+from router.decide.queue.admission_queue import LOOK_EACH_S, RETRY_MAX_S, AdmissionQueue
 from router.decide.waiter import Fate, Waiter
 from router.request.refusal import Reason
 from tests.router.decide.queue.waiting import POOL, check_counts, offered, queue_of
@@ -26,7 +25,7 @@ def flowing(waiting: int, mode: str = "timeout", **settings: object) -> Admissio
 
 def expected_s(queue: AdmissionQueue) -> float:
     """Of a request that comes last."""
-    wait_s = queue.wait_s(POOL, NOW_S)
+    wait_s = queue.band_waits_s(NOW_S)["all"]
     assert wait_s is not None
     return wait_s
 

@@ -152,8 +152,6 @@ class Laws(RuleBasedStateMachine):
             assert queue.waiting(pool) == sum(one.pool == pool for one in self.waiting)
         assert set(queue.pools()) == {one.pool for one in self.waiting}
         assert all(queue.find(one.request_id) == (one,) for one in self.waiting)
-        ends = [one.expires_s for one in self.waiting]
-        assert queue.next_expiry_s() == min(ends, default=None)
 
     @invariant()
     def no_tenant_has_more_than_its_bound(self) -> None:

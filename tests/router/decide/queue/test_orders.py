@@ -12,7 +12,7 @@ from router.config.settings.queue_settings import QueueSettings
 from router.decide.queue_order.orders import ORDERS
 from router.decide.queue_order.sight import Sight
 from router.decide.waiter import Waiter
-from tests.router.decide.queue.waiting import drained, offered, queue_of
+from tests.router.decide.queue.waiting import Workers, drained, offered, queue_of
 
 ALIKE = ("fcfs", "priority", "edf", "lof", "shortest-first", "wspt", "prefill-first")
 """Orders that know no chance."""
@@ -88,15 +88,6 @@ def test_equal_requests_go_in_the_order_of_arrival(name: str) -> None:
         assert order_of(name, *rows, aging=aging) == "a b c d e"
 
 
-@pytest.mark.parametrize("name", ORDERS)
-def test_every_order_says_what_an_operator_has_to_know(name: str) -> None:
-    order = ORDERS[name]
-    assert order.name == name
-    for text in (order.formula, order.unit, order.good_for, order.starves, order.source):
-        assert text
-    assert order.aging >= 0
-
-
 REQUESTS = st.builds(
     Waiter,
     request_id=st.just(""),
@@ -116,7 +107,7 @@ def test_no_request_is_overtaken_by_one_that_came_later_than_the_bound(
     name: str, early: Waiter, late: Waiter, aging: float
 ) -> None:
     """bound = (score of the later one - score of the earlier one) / aging."""
-    order, sight = ORDERS[name], Sight(Random(3), None)
+    order, sight = ORDERS[name], Sight(Random(3), Workers())
     score, later = order.score(early, sight), order.score(late, sight)
     bound_s = max(0.0, later - score) / aging
     late.arrived_s = early.arrived_s + bound_s * (1 + 1e-6) + 1e-3

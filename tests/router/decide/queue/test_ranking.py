@@ -1,13 +1,10 @@
 """Orders that look at more than the request, composites, and long queues."""
 
 from collections import Counter
-from random import Random
 
 import pytest
 
 from router.config.keys import ConfigError
-from router.config.settings.queue_settings import QueueSettings
-from router.decide.queue.admission_queue import AdmissionQueue
 from router.decide.queue_order.orders import LPM
 from router.decide.queue_order.own_order import OwnFailure, OwnView
 from router.decide.queue_order.sight import SERVICE_WINDOW_S, TENANTS_MAX, Service
@@ -85,11 +82,6 @@ class TestLongestPrefix:
             queue.dispatched(first, 1, 4000, now_s)
             assert now_s <= 2.0
         assert not cold.waits or now_s == pytest.approx(2.0, abs=0.11)
-
-    def test_a_driver_that_knows_no_fleet_has_no_such_order(self) -> None:
-        for order in ("lpm", "dfs-weight", "priority+lpm", OWN + "longest_wait"):
-            with pytest.raises(ConfigError, match=r"needs knowledge of the workers"):
-                AdmissionQueue(QueueSettings(order=order), Random(1))
 
 
 class TestDepthFirst:
@@ -184,7 +176,7 @@ class TestOwnFunction:
         queue = queue_of(workers, order=OWN + "by_label")
         narrowing = Narrowing(required_labels=frozenset({("rank", "3")}))
         waiter = offered(queue, "a", narrowing=narrowing, priority=2)
-        assert queue._sight.load(waiter) == 0.75
+        assert queue._sight.fleet.load(waiter) == 0.75
         assert drained(queue) == "a"
 
     @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_nothing_is_remembered_of_a_time_without_waiting_requests() -> None:
     shares.charge("blue", 1000.0, 1.0)
     for flow in ("blue", "red"):
         shares.leave(flow)
-    assert (len(shares), shares.overdrawn_count) == (0, 0)
+    assert (len(shares), len(shares._finishes)) == (0, 0)
     shares.enter("blue")
     shares.enter("red")
     assert list(shares) == ["blue", "red"]
@@ -101,7 +101,7 @@ def test_overdrawn_flows_are_remembered_to_a_bound() -> None:
         shares.enter(str(number))
         shares.charge(str(number), 1e9, 1.0)
         shares.leave(str(number))
-        assert shares.overdrawn_count <= OVERDRAWN_MAX
+        assert len(shares._finishes) <= OVERDRAWN_MAX
     assert list(shares) == ["stays"]
 
 

@@ -1,16 +1,12 @@
 """Requests that share a prefix which no worker holds."""
 
-from random import Random
 from typing import Any
 
 import numpy as np
-import pytest
 
-from router.config.keys import ConfigError
-from router.config.settings.queue_settings import QueueSettings, SiblingsSettings
+from router.config.settings.queue_settings import SiblingsSettings
 from router.decide.queue.admission_queue import AdmissionQueue
 from router.decide.queue.views import rows
-from router.decide.queue_order.sight import Sight
 from router.decide.queue_turns.siblings import KEPT_S, LEADS_MAX, Siblings
 from router.decide.waiter import Waiter
 from tests.router.decide.queue.waiting import (
@@ -118,11 +114,6 @@ def test_held_requests_do_not_count_as_looked_past() -> None:
     assert drained(queue) == "0 other"
 
 
-def test_a_driver_that_knows_no_fleet_has_none() -> None:
-    with pytest.raises(ConfigError, match=r"at `\$.queue.siblings.enabled`"):
-        AdmissionQueue(QueueSettings(siblings=SiblingsSettings(enabled=True)), Random(1))
-
-
 def test_settings_that_change_hold_from_the_next_request_on() -> None:
     queue = queue_of()
     queue.configure(holding().settings, 0.0)
@@ -132,7 +123,7 @@ def test_settings_that_change_hold_from_the_next_request_on() -> None:
 
 
 def test_leads_are_bounded_and_forgotten() -> None:
-    siblings = Siblings(True, Sight(Random(1), Prefilling()))
+    siblings = Siblings(Prefilling())
     for number in range(LEADS_MAX + 9):
         siblings.went(Waiter(str(number), 0.0, run=number), 0.0)
     assert len(siblings) == LEADS_MAX

@@ -7,7 +7,6 @@ from events.feed.stream import BEAT_OVERDUE_S, RECOVERIES_FREE, Stream
 from events.plane.facts import VERSION, Beat, Epoch
 from indexer.hashing import MultimodalItem
 from indexer.identity import WorkerKey
-from router.fleet.health.ignored_priorities import MODELS_MAX, IgnoredPriorities
 from router.fleet.health.self_check import Record
 from router.fleet.health.warnings import (
     CLOCK_SKEW_S,
@@ -26,6 +25,7 @@ from router.fleet.health.warnings import (
     WorkerWarning,
     warnings_of,
 )
+from router.fleet.state import IGNORED_MAX
 from router.request.request import Role
 from tests.router.fleet.health.test_self_check import HELD, HELD_TOKENS, Engines
 from tests.stage.fleet import Fleet, prompt
@@ -336,28 +336,30 @@ class TestIgnoredPriorities:
         other = fleet.add("other", model="n", priority_scheduling="higher")
         sources = fleet.view.sources
         for key in (*reversed(keys), other):
-            fleet.core.on_priority(sources[key])
+            fleet.core.fleet.note_priority(sources[key])
         warnings = {key: of(fleet, key) for key in (*keys, other)}
         assert warnings == {keys[0]: [], keys[1]: ["priority_ignored"], other: []}
         fleet.core.remove("w1", 1.0, fleet.now_s)
         assert not len(fleet.core.fleet.ignored_priorities)
-        fleet.core.on_priority(sources[keys[0]])
+        fleet.core.fleet.note_priority(sources[keys[0]])
         assert of(fleet, keys[0]) == ["priority_ignored"]
 
     def test_it_ends_once_the_engine_schedules_by_priority(self) -> None:
         fleet = Fleet()
         key = fleet.add("w0")
-        fleet.core.on_priority(fleet.view.sources[key])
+        fleet.core.fleet.note_priority(fleet.view.sources[key])
         assert of(fleet, key) == ["priority_ignored"]
         fleet.add("w0", priority_scheduling="lower")
         assert of(fleet, key) == []
 
     def test_models_are_bounded(self) -> None:
-        ignored = IgnoredPriorities()
-        for number in range(MODELS_MAX + 1):
-            ignored.note(f"model-{number}", WorkerKey("w", 0))
-        assert len(ignored) == MODELS_MAX
-        assert not ignored.holds(f"model-{MODELS_MAX}", WorkerKey("w", 0))
+        fleet = Fleet()
+        for number in range(IGNORED_MAX + 1):
+            key = fleet.add(f"w{number}", model=f"model-{number}")
+            fleet.core.fleet.note_priority(fleet.view.sources[key])
+        ignored = fleet.core.fleet.ignored_priorities
+        assert len(ignored) == IGNORED_MAX
+        assert f"model-{IGNORED_MAX}" not in ignored
 
 
 class TestLog:

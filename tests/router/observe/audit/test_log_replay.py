@@ -7,7 +7,7 @@ import pytest
 
 from router.decide.policies import POLICIES
 from router.decide.policies.candidates import Candidates
-from router.decide.policies.own import load_own
+from router.decide.policies.own import own_policy
 from router.decide.policies.policy import Parameters, Policy, Scores
 from router.observe.audit.log_replay import SecondOpinion
 from router.observe.audit.logged_decision import LoggedDecision, capture
@@ -59,7 +59,7 @@ def test_differences_are_means_over_decisions() -> None:
 
 
 def test_a_policy_that_fails_is_counted_and_changes_no_mean() -> None:
-    made = SecondOpinion(load_own("tests.router.decide.policies.own_policies:raises"))
+    made = SecondOpinion(own_policy("tests.router.decide.policies.own_policies:raises", "$"))
     for line in decided("least-loaded"):
         made.add(line)
     assert made.agreements == {Agreement.FAILED: 2}
@@ -100,6 +100,6 @@ def test_refusals_are_counted_apart_and_those_it_would_have_taken_are_told() -> 
 def test_a_policy_that_fails_at_a_refusal_would_not_have_taken_it() -> None:
     fleet = Fleet()
     fleet.add("w0", total_slots=1, running=1)
-    made = SecondOpinion(load_own("tests.router.decide.policies.own_policies:raises"))
+    made = SecondOpinion(own_policy("tests.router.decide.policies.own_policies:raises", "$"))
     made.add_refusal(refusal(fleet))
     assert made.taken == 0

@@ -13,7 +13,7 @@ from events.plane.facts import Epoch
 from router.config.settings.queue_settings import BandSettings, QueueSettings
 from router.decide.core.admission import Admission
 from router.decide.core.pool import Pool
-from router.decide.queue_limits.recent_tenants import TENANTS_MAX
+from router.decide.queue.admission_queue import TENANTS_SHOWN
 from router.decide.waiter import Waiter
 from router.observe.metrics.families import export
 from router.observe.metrics.of_queue import queue_metrics
@@ -109,14 +109,14 @@ def test_the_predicted_wait_is_by_the_pace_and_by_band(
 
 def test_tenants_that_waited_most_recently_have_a_name_and_the_rest_are_one() -> None:
     stage = Stage()
-    waiting = [stage.offer(str(number), tenant=f"t{number}") for number in range(TENANTS_MAX + 2)]
+    waiting = [stage.offer(str(number), tenant=f"t{number}") for number in range(TENANTS_SHOWN + 2)]
     depths = {
         sample.labels["tenant"]: sample.value
         for family in stage.registry.collect()
         if family.name == "kvroute_queue_tenant_depth"
         for sample in family.samples
     }
-    assert len(depths) == TENANTS_MAX + 1
+    assert len(depths) == TENANTS_SHOWN + 1
     assert depths["other"] == 2
     assert {"t0", "t1"}.isdisjoint(depths)
     assert set(depths.values()) == {1, 2}
