@@ -13,10 +13,13 @@ from typing import Any
 
 from router.request.dialects.dialect import ModelFacts, TemplateInput
 from router.request.dialects.messages import (
+    check_absent,
     checked_messages,
+    drop_unset_flags,
     flag,
     in_order,
     kwargs_of,
+    named_function,
     refused,
     text_or_none,
 )
@@ -60,9 +63,7 @@ def to_template(
 ) -> TemplateInput:
     """The template's input for a chat's body. call_fields: the first fields of a call's function,
     in the order in which a template may print them. Raises PromptError."""
-    for name in _REFUSED:
-        if fields.get(name) is not None:
-            raise unsupported(f"{name} changes the prompt in the engine")
+    check_absent(fields, _REFUSED)
     tools = _tools(fields, facts)
     template = facts.template_for(tools)
     as_parts = facts.content_format == "openai" or (
@@ -106,9 +107,7 @@ def _tools(fields: dict[str, Any], facts: ModelFacts) -> list[dict[str, Any]] | 
 
 
 def _tool(tool: Any) -> dict[str, Any]:
-    function = tool.get("function") if isinstance(tool, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise refused("a tool without a named function")
+    function = named_function(tool)
     if tool.get("type", "function") != "function":
         raise refused("a tool of another type than function")
     parameters = function.get("parameters")
@@ -122,11 +121,7 @@ def _tool(tool: Any) -> dict[str, Any]:
         "strict": function.get("strict"),
         "defer_loading": tool.get("defer_loading") if deferred is None else deferred,
     }
-    for name in ("strict", "defer_loading"):
-        if inner[name] is None:
-            del inner[name]
-        elif not isinstance(inner[name], bool):
-            raise refused(f"a tool whose {name} is no boolean")
+    drop_unset_flags(inner)
     result = {"type": "function", "function": inner}
     if tool.get("defer_loading") is not None:
         result["defer_loading"] = tool["defer_loading"]
