@@ -4,7 +4,7 @@
     exchange.question()              what to ask a router
     exchange.upstream(...)           the request to the worker of its pick
     exchange.answered(status, ...)   the answer's head: pass it on, or try another worker
-    exchange.data(chunk)             the answer's bytes, less what the client did not request
+    exchange.answer.feed(chunk)      the answer's bytes, less what the client did not request
     exchange.ended() / broke()       the report, and what the client still gets
 
 The gateway has sockets around it; Envoy's picker has Envoy.
@@ -20,7 +20,7 @@ Laws:
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from msgspec import UNSET
 from events.engines.table import engine_of
 from kvroute.client.messages.options import random_id
 from kvroute.client.messages.usage import Usage
+from kvroute.v1 import FailureReason
 from router.gateway.engine_plane import is_of_plane
 from router.gateway.openai_body import BOM, TENANT_HEADERS, read
 from router.gateway.refusals import error_event
@@ -70,13 +71,13 @@ _BY_LOAD_WITHOUT_REASON = frozenset(("UNIMPLEMENTED", "RESOURCE_EXHAUSTED"))
 of older releases; and of gRPC itself, for a message past all limits of the router."""
 
 
-class Blame(StrEnum):
-    """The party whose failure ended a request, as in kvroute.v1.FailureReason."""
+class Blame(Enum):
+    """The party whose failure ended a request, as it is reported to the router."""
 
-    WORKER = "worker"
-    TIMEOUT = "timeout"
-    CLIENT = "client"
-    CANCELLED = "cancelled"
+    WORKER = FailureReason.FAILURE_REASON_WORKER
+    TIMEOUT = FailureReason.FAILURE_REASON_TIMEOUT
+    CLIENT = FailureReason.FAILURE_REASON_CLIENT
+    CANCELLED = FailureReason.FAILURE_REASON_CANCELLED
 
 
 class Verdict(StrEnum):
@@ -151,10 +152,9 @@ class Exchange:
         """Cache salt in the place of the client's; None: the client's stays."""
         self.request_id = request_id
         self._changes_bodies = changes_bodies
-        self.passed = False
-        """Whether a byte of an answer was passed on, so that no other worker can be tried."""
         self.outcome: Outcome | None = None
-        self._reader = AnswerReader(self.kind, is_stream=False)
+        self.answer = AnswerReader(self.kind, is_stream=False)
+        """The present answer, the last one that was tried."""
 
     # The router
 
@@ -285,7 +285,7 @@ class Exchange:
         is_stream = content_type.lower().startswith("text/event-stream") and (
             encoding.lower() in ("", "identity")
         )
-        self._reader = AnswerReader(
+        self.answer = AnswerReader(
             self.kind, is_stream=is_stream, takes_usage_out=self.takes_usage_out
         )
         if 200 <= status < 300:
@@ -294,41 +294,6 @@ class Exchange:
             return Verdict.REFUSED
         return Verdict.ELSEWHERE if 400 <= status < 600 else Verdict.UNUSABLE
 
-    def data(self, chunk: bytes) -> bytes:
-        """Reads a part of the answer; returns the bytes to pass on."""
-        passed = self._reader.feed(chunk)
-        if passed:
-            self.passed = True
-        return passed
-
-    def rest(self) -> bytes:
-        """The bytes to pass on when the worker's answer has ended."""
-        held = self._reader.rest()
-        self.passed |= bool(held)
-        return held
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the present answer is a stream of events."""
-        return self._reader.is_stream
-
-    @property
-    def response_id(self) -> str:
-        """Id of an answer of /v1/responses, which later requests may name; empty: none."""
-        return self._reader.response_id()
-
-    @property
-    def first_token(self) -> bool:
-        """Whether the present answer has brought its first token."""
-        return self._reader.first_token
-
-    @property
-    def output_tokens(self) -> int:
-        """Output tokens so far: the number of a stream's events, which usually have a token
-        each.
-        """
-        return self._reader.chunks
-
     # The end
 
     def ended(self, blame: Blame | None = None) -> Outcome:
@@ -336,17 +301,18 @@ class Exchange:
         unless the engine ended its stream with an error.
         """
         if self.outcome is None:
-            if blame is None and (status := self._reader.error_status()) is not None:
+            answer = self.answer
+            if blame is None and (status := answer.error_status()) is not None:
                 blame = Blame.WORKER if status >= 500 else Blame.CLIENT
-            usage = self._reader.usage() if blame is None else Usage()
+            usage = answer.usage() if blame is None else Usage()
             if not self.facts.has_one_prompt:
                 usage = usage._replace(prompt_tokens=None)
             output = usage.output_tokens
             self.outcome = Outcome(
                 blame,
                 usage,
-                self.output_tokens if output is None else output,
-                self._reader.finish_reason() if blame is None else "",
+                answer.chunks if output is None else output,
+                answer.finish_reason() if blame is None else "",
             )
         return self.outcome
 
@@ -356,10 +322,11 @@ class Exchange:
         are cut.
         """
         self.ended(blame)
-        if not self._reader.is_stream:
+        answer = self.answer
+        if not answer.is_stream:
             return b""
-        lead = b"\n\n" if self._reader.inside_event else b""
-        number = self._reader.next_number()
+        lead = b"\n\n" if answer.inside_event else b""
+        number = answer.next_number()
         return lead + error_event(reason, message, self.kind.errors, number=number)
 
     @property

@@ -156,7 +156,7 @@ class Calls:
         call: Any = stream.call
         if isinstance(call, PickedRequest):
             try:
-                call.stream.message(content)
+                call.message(content)
             except ValueError as error:
                 now_s = asyncio.get_running_loop().time()
                 _broken.log(now_s, "%s: %s", self._protocol.peer, error)
@@ -171,8 +171,8 @@ class Calls:
         """See Service."""
         call = stream.call
         if isinstance(call, PickedRequest):
-            call.stream.half_closed()
-            if call.stream.is_over:
+            call.half_closed()
+            if call.is_over:
                 call.left()
         elif isinstance(call, str) and call.startswith(HEALTH):
             self.finish(stream, Status.INTERNAL, "a unary request without a message")
@@ -181,7 +181,7 @@ class Calls:
         """See Service."""
         call = stream.call
         if isinstance(call, PickedRequest):
-            call.stream.reset()
+            call.reset()
             call.left()
         else:
             self._health.leave(stream)
@@ -194,7 +194,7 @@ class Calls:
 
     def abandon(self, stream: Stream, call: PickedRequest, status: Status, message: str) -> None:
         """Ends a stream and its request with an error."""
-        call.stream.reset()
+        call.reset()
         call.left()
         self.finish(stream, status, message)
 
@@ -227,5 +227,5 @@ class Calls:
         call = stream.call
         self._protocol.http2.finish(stream, status, message)
         self._protocol.flush()
-        if isinstance(call, PickedRequest) and call.stream.is_over:
+        if isinstance(call, PickedRequest) and call.is_over:
             call.left()

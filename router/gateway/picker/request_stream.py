@@ -18,7 +18,7 @@ Laws:
 - every message that waits for an answer gets one, in the order in which the messages came; none
   waits for one in observability mode;
 - the bytes of a body are passed on as they came, a slice of them in a turn (held_body.py);
-- no step here takes as long as a body has bytes: what does is the driver's to do (Reading);
+- no step here takes as long as a body has bytes: what does is the subclass's to do (Reading);
 - `ask` and `ended` are called at most once each;
 - a client's headers of the engines' own plane end here, but for those that the pick sets.
 """
@@ -27,7 +27,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.gateway.engine_plane import of_plane
@@ -80,67 +80,6 @@ class Reading(NamedTuple):
     """Takes as long as the body has bytes, and may run in another thread. Raises GatewayRefusal."""
 
 
-class Driver(Protocol):
-    """Interface: the sockets and the router around a request."""
-
-    def send(self, message: bytes) -> None:
-        """Sends a message to Envoy."""
-
-    def close(self) -> None:
-        """Ends this side of the stream."""
-
-    def began(self) -> None:
-        """Called when the request's headers have come."""
-
-    def ask(self, question: Question, reading: Reading | None) -> None:
-        """An endpoint is wanted; `picked`, `unpicked` or `refused` is called later, after `read` of
-        what `reading` makes. None: the request is routed by load, see Question.blind."""
-
-    def when_room(self) -> None:
-        """Calls `flow` once the gateway has room for more; until then the gateway can't
-        send more.
-        """
-
-    def let_go(self) -> None:
-        """Called when nothing of the request's body is held any more."""
-
-    def served(self, endpoint: str) -> None:
-        """Called with the endpoint that served the request, as the gateway reports it."""
-
-    def first_token(self) -> None:
-        """Called when the first token of the answer has come."""
-
-    def progress(self, output_tokens: int) -> None:
-        """Called with the number of the answer's tokens so far."""
-
-    def ended(self, outcome: Outcome | None, *, observed: bool) -> None:
-        """Called at the request's end. outcome: None if it had no exchange. observed False: the
-        answer is under way, and the picker will see nothing of it.
-        """
-
-
-class _Nobody:
-    """The Driver of a request whose stream is over."""
-
-    def send(self, message: bytes) -> None: ...
-    def close(self) -> None: ...
-    def began(self) -> None: ...
-    def ask(self, question: Question, reading: Reading | None) -> None: ...
-    def when_room(self) -> None: ...
-    def let_go(self) -> None: ...
-    def served(self, endpoint: str) -> None: ...
-    def first_token(self) -> None: ...
-    def progress(self, output_tokens: int) -> None: ...
-    def ended(self, outcome: Outcome | None, *, observed: bool) -> None: ...
-
-
-_NOBODY = _Nobody()
-
-
-def _hold_nothing(_size: int) -> bool:
-    return False
-
-
 class _At(Enum):
     START = auto()
     BODY = auto()
@@ -154,23 +93,24 @@ _WAITS = {_At.START: Wait.HEADERS, _At.BODY: Wait.BODY, _At.OVER: Wait.END}
 
 
 class RequestStream:
-    """The state of one ext_proc stream and its request."""
+    """The state of one ext_proc stream and its request; a subclass has the sockets and the router
+    around it.
+    """
 
     def __init__(
         self,
-        driver: Driver,
+        send: Callable[[bytes], None],
+        close: Callable[[], None],
         *,
         body_bytes_max: int,
-        may_hold: Callable[[int], bool] = lambda size: True,
         low_first: bool = False,
     ) -> None:
-        """body_bytes_max: bytes of a request's body beyond which it is routed by load. may_hold:
-        whether a body may grow by a number of bytes, for a bound over all streams. low_first: see
-        Exchange.
+        """send: sends a message to Envoy. close: ends this side of the stream. body_bytes_max:
+        bytes of a request's body beyond which it is routed by load. low_first: see Exchange.
         """
-        self._driver = driver
+        self.send = send
+        self.close = close
         self._body_bytes_max = body_bytes_max
-        self._may_hold = may_hold
         self._low_first = low_first
         self._at = _At.START
         self.path = self._query = ""
@@ -193,14 +133,42 @@ class RequestStream:
         self._blame: Blame | None = None
         self._seen_first = False
 
-    def let_go(self) -> None:
-        """Drops the reference to its driver, which refers to this: the garbage collector frees
-        cycles hours later only (router/app/cli/run.py).
+    # What the steps come to: nothing, unless a subclass does it
+
+    def began(self) -> None:
+        """The request's headers have come."""
+
+    def may_hold(self, size: int) -> bool:
+        """Whether the body may grow by a number of bytes, for a bound over all streams."""
+        return True
+
+    def ask(self, question: Question, reading: Reading | None) -> None:
+        """An endpoint is wanted; `picked`, `unpicked` or `refused` is called later, after `read` of
+        what `reading` makes. None: the request is routed by load, see Question.blind."""
+
+    def when_room(self) -> None:
+        """Calls `flow` once the gateway has room for more; until then the gateway can't
+        send more.
         """
-        self._driver = _NOBODY
-        self._may_hold = _hold_nothing
-        self._body.clear()
-        self._flows = False
+
+    def let_go(self) -> None:
+        """Nothing of the request's body is held any more."""
+
+    def served(self, endpoint: str) -> None:
+        """This endpoint served the request, as the gateway reports it."""
+
+    def first_token(self) -> None:
+        """The answer's first token has come."""
+
+    def progress(self, output_tokens: int) -> None:
+        """The answer has so many tokens by now."""
+
+    def ended(self, outcome: Outcome | None, *, observed: bool) -> None:
+        """The request is over. outcome: None if it had no exchange. observed False: the answer is
+        under way, and the picker will see nothing of it.
+        """
+
+    # What the gateway sends
 
     def message(self, raw: bytes) -> None:
         """Handles a message of Envoy; raises ValueError for one that can't be read, or is out of
@@ -225,7 +193,7 @@ class RequestStream:
         step = message.WhichOneof("request")
         if self._observed and step is not None and step.startswith("response"):
             self._end(Blame.CANCELLED)  # an answer before the request was whole
-            self._driver.close()
+            self.close()
             return
         match step:
             case "request_headers":
@@ -239,7 +207,7 @@ class RequestStream:
             case "response_body":
                 self._answer_part(messages.part_of(message.response_body, long))
             case "response_trailers":
-                self._driver.send(messages.RESPONSE_TRAILERS_PASS)
+                self.send(messages.RESPONSE_TRAILERS_PASS)
                 self._end(self._blame)
             case None:
                 raise ValueError("Envoy sent a message that is no headers, body or trailers")
@@ -257,7 +225,7 @@ class RequestStream:
             self._end(None, observed=False)
         else:
             self._end(Blame.CANCELLED)
-        self._driver.close()
+        self.close()
 
     def reset(self) -> None:
         """Handles a broken stream: the client left, a worker broke its answer, or Envoy is gone."""
@@ -285,14 +253,14 @@ class RequestStream:
         if self._at not in (_At.BODY, _At.PENDING):
             return
         if not self._observed:
-            self._driver.send(messages.refused(answer, reason))
+            self.send(messages.refused(answer, reason))
         self.decided()
 
     def decided(self) -> None:
         """Ends the stream: nothing more of the request is needed."""
         self._at = _At.OVER
         self._let_go()
-        self._driver.close()
+        self.close()
 
     @property
     def is_over(self) -> bool:
@@ -322,7 +290,7 @@ class RequestStream:
         if self._at is not _At.PENDING:
             return
         self._at = _At.PICKED
-        self._driver.send(first)
+        self.send(first)
         if self._request_mode != _DUPLEX:
             self._body.clear()
         self._flows = True
@@ -333,21 +301,26 @@ class RequestStream:
         if not self._flows:
             return
         for message in self._body.take():
-            self._driver.send(message)
+            self.send(message)
         if self._body:
-            self._driver.when_room()
+            self.when_room()
             return
         self._flows = False
         if self._has_trailers:
             self._has_trailers = False
-            self._driver.send(messages.REQUEST_TRAILERS_PASS)
+            self.send(messages.REQUEST_TRAILERS_PASS)
         self._let_go()
         if self._closes:
             self.half_closed()
 
+    def drop(self) -> None:
+        """Drops what is left of the body, since the stream is over on both sides."""
+        self._flows = False
+        self._let_go()
+
     def _let_go(self) -> None:
         self._body.clear()
-        self._driver.let_go()
+        self.let_go()
 
     # The request
 
@@ -358,11 +331,11 @@ class RequestStream:
         self._headers = messages.headers_of(message.request_headers)
         self.path, _, self._query = self._headers.get(":path", "").partition("?")
         self._subset = messages.subset_of(message)
-        self._driver.began()
+        self.began()
         if message.request_headers.end_of_stream or not self._body_comes_first():
             self._ask()
         elif self._request_mode in _BUFFERED:
-            self._driver.send(messages.REQUEST_HEADERS_PASS)
+            self.send(messages.REQUEST_HEADERS_PASS)
 
     def _body_comes_first(self) -> bool:
         return self._request_mode == _DUPLEX or self._request_mode in _BUFFERED
@@ -385,7 +358,7 @@ class RequestStream:
         if self._at is _At.PENDING:
             return  # it was too long to wait for its end
         size = len(part.body)
-        if self._body.bytes + size > self._body_bytes_max or not self._may_hold(size):
+        if self._body.bytes + size > self._body_bytes_max or not self.may_hold(size):
             self._ask(Blind.BODY_TOO_LARGE)
             return
         self._body.bytes += size
@@ -394,7 +367,7 @@ class RequestStream:
 
     def _pass_on(self, part: Part) -> None:
         if self._request_mode != _DUPLEX:
-            self._driver.send(messages.REQUEST_BODY_PASS)
+            self.send(messages.REQUEST_BODY_PASS)
             return
         self._body.add(part)
         if not self._flows:
@@ -403,7 +376,7 @@ class RequestStream:
 
     def _request_trailers(self) -> None:
         if self._at in (_At.PICKED, _At.OVER) and not self._flows:
-            self._driver.send(messages.REQUEST_TRAILERS_PASS)
+            self.send(messages.REQUEST_TRAILERS_PASS)
             return
         self._has_trailers = True
         if self._at is _At.BODY:
@@ -418,7 +391,7 @@ class RequestStream:
             about = {"query": self._query, "low_first": self._low_first}
             make = partial(_exchange, question, self._body.pieces(), **about)
             reading = Reading(self._body.bytes, make)
-        self._driver.ask(question, reading)
+        self.ask(question, reading)
 
     # The answer
 
@@ -429,12 +402,12 @@ class RequestStream:
         headers = messages.headers_of(message.response_headers)
         status = headers.get(":status", "")
         self._status = int(status) if status.isascii() and status.isdigit() else 0
-        self._driver.send(messages.RESPONSE_HEADERS_PASS)
+        self.send(messages.RESPONSE_HEADERS_PASS)
         if self._at is not _At.PICKED:  # Envoy's own answer
             self._end(Blame.CANCELLED)
             return
         if served := messages.served_of(message):
-            self._driver.served(served)
+            self.served(served)
         if self._exchange is not None:
             verdict = self._exchange.answered(
                 self._status, headers.get("content-type", ""), headers.get("content-encoding", "")
@@ -446,7 +419,7 @@ class RequestStream:
             self._end(self._blame)
 
     def _answer_part(self, part: Part) -> None:
-        send = self._driver.send
+        send = self.send
         if self._answer_mode == _DUPLEX:
             for message in messages.streamed(part, of_answer=True):
                 send(message)
@@ -454,11 +427,12 @@ class RequestStream:
             send(messages.RESPONSE_BODY_PASS)
         exchange = self._exchange
         if exchange is not None and self._at is _At.PICKED:
-            exchange.data(bytes(part.body))
-            self._driver.progress(exchange.output_tokens)
-            if not self._seen_first and exchange.first_token and self._blame is None:
+            answer = exchange.answer
+            answer.feed(bytes(part.body))
+            self.progress(answer.chunks)
+            if not self._seen_first and answer.first_token and self._blame is None:
                 self._seen_first = True
-                self._driver.first_token()
+                self.first_token()
         if part.is_last:
             self._end(self._blame)
 
@@ -475,7 +449,7 @@ class RequestStream:
         if not self._flows:
             self._let_go()
         outcome = self._exchange.ended(blame) if self._exchange is not None else None
-        self._driver.ended(outcome, observed=observed)
+        self.ended(outcome, observed=observed)
 
 
 def _question(

@@ -19,8 +19,7 @@ from aiohttp import web
 
 from kvroute.client import Pick, PrefillWorker, RoutedRequest, UnusableAnswer, read_usage
 from kvroute.client.requests.failures import Kind, judgement
-from kvroute.v1 import FailureReason
-from router.gateway.exchange import Blame, Exchange, Upstream, Verdict, returned
+from router.gateway.exchange import Blame, Exchange, Outcome, Upstream, Verdict, returned
 from router.gateway.server import hand_over
 from router.gateway.server.long_bodies import made
 from router.gateway.server.upstreams import Seat, Sent, WorkerAnswered, WorkerGone
@@ -36,16 +35,6 @@ WORKER_ERRORS = (
     aiohttp.ClientError, OSError, TimeoutError, WorkerAnswered, WorkerGone, UnusableAnswer,
 )  # fmt: skip
 """What a worker's failure raises."""
-_BLAMES = {
-    FailureReason.FAILURE_REASON_TIMEOUT: Blame.TIMEOUT,
-    FailureReason.FAILURE_REASON_CLIENT: Blame.CLIENT,
-    FailureReason.FAILURE_REASON_CANCELLED: Blame.CANCELLED,
-}
-_REASONS = {
-    Blame.WORKER: FailureReason.FAILURE_REASON_WORKER,
-    Blame.CLIENT: FailureReason.FAILURE_REASON_CLIENT,
-}
-"""Reasons of a failed stream that its engine ended with an error, by blame."""
 
 
 class ClientLeft(Exception):
@@ -91,8 +80,8 @@ class WorkerAttempt:
         try:
             return await self._run()
         except WorkerAnswered as error:
-            if error.failure is Kind.NO_MODEL:
-                self._forwarder.model_missing(self._pick.worker_id)
+            if error.failure is Kind.NO_MODEL:  # a relay of this router's lists the models again
+                self._forwarder.accesses.on_model_missing(self._pick.worker_id)
             raise
         except (aiohttp.ClientError, UnusableAnswer, WorkerGone) as error:
             _forget_frames(error)
@@ -102,7 +91,7 @@ class WorkerAttempt:
         prefill = self._pick.prefill_worker
         if prefill is None:
             return await self._send({}, self._forwarder.token_fields(self._pick))
-        self._forwarder.paired(prefill.engine)
+        self._forwarder.counters.sent.labels(prefill.engine, "pair").inc()
         if prefill.prefill_kv_transfer_params is not None:
             return await self._in_two_steps(prefill)
         return await self._at_once(prefill)
@@ -154,7 +143,7 @@ class WorkerAttempt:
                 self._prefill_cached = self._routed.cached_tokens = usage.cached_tokens
             except hand_over.NO_HAND_OVER as error:
                 self._forwarder.unusable_hand_over(prefill.worker_id, error)
-        self._forwarder.first_token(self._routed, answering=False)
+        self._forwarder.spawn(self._routed.prefill_done(answering=False))
         self._handed_over = bool(fields)
         try:
             return await self._send(fields)
@@ -171,7 +160,7 @@ class WorkerAttempt:
         serving = asyncio.create_task(self._send(prefill.decode_body()))
         try:
             await asyncio.wait({computing, serving}, return_when=asyncio.FIRST_COMPLETED)
-            if not serving.done() and not self._exchange.passed:
+            if not serving.done() and not self._exchange.answer.passed:
                 computing.result()  # raises the prefill worker's failure
             return await serving
         except WORKER_ERRORS:
@@ -226,20 +215,18 @@ class WorkerAttempt:
         try:
             await self._bytes(sent, answer.content, response)
         except ClientLeft:
-            await self._report(FailureReason.FAILURE_REASON_CANCELLED)
-            exchange.ended(Blame.CANCELLED)
+            await self._report(exchange.ended(Blame.CANCELLED))
             raise
         except WORKER_ERRORS as error:
-            if not exchange.passed:
+            if not exchange.answer.passed:
                 raise
             await self._cut(response, error)
             _forget_frames(error)
             return response
-        if verdict is Verdict.REFUSED:
-            exchange.ended(Blame.CLIENT)
-            await self._report(FailureReason.FAILURE_REASON_CLIENT)
-        else:
-            await self._finish()
+        outcome = exchange.ended(Blame.CLIENT if verdict is Verdict.REFUSED else None)
+        if outcome.blame is None:
+            self._forwarder.finished(exchange, self._pick.worker_id)
+        await self._report(outcome)
         await _ended(response)
         return response
 
@@ -247,13 +234,13 @@ class WorkerAttempt:
         self, sent: Sent, content: aiohttp.StreamReader, response: web.StreamResponse
     ) -> None:
         exchange = self._exchange
-        if not exchange.is_stream:
+        if not exchange.answer.is_stream:
             await self._chunks(sent, content, response, only_first=False)
         elif await self._chunks(sent, content, response, only_first=True):
             # A chunk wakes up every coroutine that awaits it. In a task of its own these are three
             # and not fifteen, which saves some microseconds of each chunk.
             await asyncio.create_task(self._chunks(sent, content, response, only_first=False))
-        rest = exchange.rest()
+        rest = exchange.answer.rest()
         if not response.prepared:
             await self._begin(response)
         if rest:
@@ -268,11 +255,11 @@ class WorkerAttempt:
         only_first: bool,
     ) -> bool:
         """Passes the answer's bytes on, to its end or its first token; whether more may come."""
-        exchange, routed = self._exchange, self._routed
-        read, data, write = content.readany, exchange.data, response.write
-        seen = exchange.first_token
+        reader, routed = self._exchange.answer, self._routed
+        read, feed, write = content.readany, reader.feed, response.write
+        seen = reader.first_token
         while chunk := await read():
-            if passed := data(chunk):
+            if passed := feed(chunk):
                 sent.writing = True
                 if not response.prepared:
                     await self._begin(response)
@@ -281,11 +268,11 @@ class WorkerAttempt:
                 except ConnectionError as error:
                     raise ClientLeft from error
                 sent.writing = False
-            routed.output_tokens = exchange.output_tokens
-            if not seen and exchange.first_token:
+            routed.output_tokens = reader.chunks
+            if not seen and reader.first_token:
                 seen = True
-                if response.status == 200 and exchange.is_stream:  # else the end says it as well
-                    self._forwarder.first_token(routed, answering=True)
+                if response.status == 200 and reader.is_stream:  # else the end says it as well
+                    self._forwarder.spawn(routed.prefill_done())
                 if only_first:
                     return True
         return False
@@ -300,7 +287,7 @@ class WorkerAttempt:
         if length.isdigit() and not self._exchange.takes_usage_out:
             response.content_length = int(length)
         response.headers["X-Request-Id"] = self._exchange.request_id
-        if self._forwarder.shows_pick:
+        if self._forwarder.settings.answer_headers:
             response.headers.update(_about(self._pick))
         return response
 
@@ -312,34 +299,20 @@ class WorkerAttempt:
         except ConnectionError as error:
             raise ClientLeft from error
 
-    async def _finish(self) -> None:
-        outcome, routed = self._exchange.ended(), self._routed
-        cached = outcome.usage.cached_tokens
-        routed.prompt_tokens = outcome.usage.prompt_tokens
-        routed.finish_reason = outcome.finish_reason
-        if outcome.blame is not None:
-            await self._report(_REASONS[outcome.blame])
-            return
-        self._forwarder.finished(self._exchange, outcome.output_tokens, self._pick.worker_id)
-        await routed.finished(
-            output_tokens=outcome.output_tokens,
-            cached_tokens=cached if self._prefill_cached is None else self._prefill_cached,
-            wait=False,
-        )
-
-    async def _report(self, reason: FailureReason.ValueType) -> None:
-        self._routed.output_tokens = self._exchange.output_tokens
-        await self._routed.failed(reason, wait=False)
+    async def _report(self, outcome: Outcome) -> None:
+        asking, cached = self._forwarder.asking, self._prefill_cached
+        await asking.report(self._exchange, outcome, self._routed, cached)
 
     async def _cut(self, response: web.StreamResponse, error: Exception) -> None:
         """Ends an answer whose worker failed, so that its client can't take it for whole."""
         judged = judgement(error)
-        blame = _BLAMES.get(judged.reported, Blame.WORKER)
+        blame = Blame(judged.reported)
         silent = blame is Blame.TIMEOUT
         message = "the worker sent nothing for too long" if silent else "the worker's answer broke"
         name = judged.reason or "WORKER_FAILED"
-        last = self._exchange.broke(blame, name, f"{message}: {error}")
-        await self._report(judged.reported)
+        exchange = self._exchange
+        last = exchange.broke(blame, name, f"{message}: {error}")
+        await self._report(exchange.ended())
         try:
             if last:
                 await _write(response, last)

@@ -68,27 +68,19 @@ class Entrance:
             )
 
     async def usage(self, request: web.Request, right: Right) -> Usage | None:
-        """The usage of the request's client; None: clients need no keys. Raises GatewayRefusal."""
-        if self._door is None:
-            return None
-        try:
-            return await _entered(self._door, request, right)
-        except Refusal as refusal:
-            raise gateway_refusal(refusal) from None
+        """The usage of the request's client; None: clients need no keys. Raises Refusal."""
+        return None if self._door is None else await _entered(self._door, request, right)
 
     def place(self, request: web.Request, usage: Usage | None, held: Held) -> Place:
-        """Reserves the request's room among open requests, until it is left; raises GatewayRefusal
-        for a limit of its key, or of the gateway. held: the request, counted among those of its
-        key.
+        """Reserves the request's room among open requests, until it is left; raises Refusal for a
+        limit of its key, GatewayRefusal for one of the gateway. held: the request, counted among
+        those of its key.
         """
         length = request.content_length or 0
         self.room.check_size(length)
         if usage is not None:
-            try:
-                usage.request()
-                usage.message(length)
-            except Refusal as refusal:
-                raise gateway_refusal(refusal) from None
+            usage.request()
+            usage.message(length)
         name = None if usage is None else usage.identity.name
         place = self.room.enter(client_of(name, request.remote))
         if usage is not None:

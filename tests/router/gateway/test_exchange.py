@@ -49,14 +49,14 @@ class Player:
                 return exchange.answered(int(status), kind)
             case "data":
                 chunk = rest.encode().decode("unicode_escape").encode()
-                shown_bytes = exchange.data(chunk).decode().replace("\n", "\\n")
-                first = " (first token)" if exchange.first_token else ""
+                shown_bytes = exchange.answer.feed(chunk).decode().replace("\n", "\\n")
+                first = " (first token)" if exchange.answer.first_token else ""
                 return f"passes {shown_bytes!r}{first}" if shown_bytes else f"passes nothing{first}"
             case "broken":
                 last = exchange.broke(Blame.WORKER, "WORKER_FAILED", "the worker is gone")
                 return f"{exchange.outcome}\n{last.decode()!r}"
             case "end":
-                rest_bytes = exchange.rest()
+                rest_bytes = exchange.answer.rest()
                 return f"{exchange.ended()} {rest_bytes!r}"
         raise ValueError(line)
 
@@ -172,7 +172,7 @@ def test_the_fields_of_a_pair_replace_the_clients() -> None:
 def test_usage_of_several_prompts_is_not_that_of_the_prompt() -> None:
     one = exchange("/v1/completions", prompt=["a", "b"])
     one.answered(200, "application/json")
-    one.data(b'{"usage": {"prompt_tokens": 2, "completion_tokens": 4}}')
+    one.answer.feed(b'{"usage": {"prompt_tokens": 2, "completion_tokens": 4}}')
     outcome = one.ended()
     assert outcome.usage.prompt_tokens is None
     assert outcome.output_tokens == 4

@@ -1,7 +1,6 @@
 """One request in steps of ext_proc, as gateways tell of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -28,38 +27,38 @@ EVENT = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 END = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":4}}\n\ndata: [DONE]\n\n'
 
 
-@dataclass
-class Recorder:
-    """Remembers what a stream does."""
+class Recorder(RequestStream):
+    """Remembers what it does."""
 
-    sent: list[pb.ProcessingResponse] = field(default_factory=list)
-    questions: list[Question] = field(default_factory=list)
-    served_by: list[str] = field(default_factory=list)
-    first_tokens: int = 0
-    tokens: int = 0
-    ends: list[tuple[Outcome | None, bool]] = field(default_factory=list)
-    closed: int = 0
-    begun: int = 0
-    waits: int = 0
-    let_go_of: int = 0
-    read: list[Exchange] = field(default_factory=list)
-    stream: Any = None
+    def __init__(self, body_bytes_max: int) -> None:
+        super().__init__(self._sent, self._close, body_bytes_max=body_bytes_max)
+        self.sent: list[pb.ProcessingResponse] = []
+        self.questions: list[Question] = []
+        self.served_by: list[str] = []
+        self.first_tokens = self.tokens = 0
+        self.ends: list[tuple[Outcome | None, bool]] = []
+        self.closed = self.begun = self.waits = self.let_go_of = 0
+        self.exchanges: list[Exchange] = []
+        self.has_room = True
 
-    def send(self, message: bytes) -> None:
+    def _sent(self, message: bytes) -> None:
         self.sent.append(pb.ProcessingResponse.FromString(message))
 
-    def close(self) -> None:
+    def _close(self) -> None:
         self.closed += 1
 
     def began(self) -> None:
         self.begun += 1
 
+    def may_hold(self, size: int) -> bool:
+        return self.has_room
+
     def ask(self, question: Question, reading: Reading | None) -> None:
         self.questions.append(question)
         assert (reading is None) == (question.blind is not None)
         if reading is not None:
-            self.read.append(reading.make())
-            self.stream.read(self.read[-1])
+            self.exchanges.append(reading.make())
+            self.read(self.exchanges[-1])
 
     def when_room(self) -> None:
         self.waits += 1
@@ -92,9 +91,8 @@ class Recorder:
 
 
 def a_stream(body_bytes_max: int = 1 << 20) -> tuple[RequestStream, Recorder]:
-    recorder = Recorder()
-    recorder.stream = RequestStream(recorder, body_bytes_max=body_bytes_max)
-    return recorder.stream, recorder
+    recorder = Recorder(body_bytes_max)
+    return recorder, recorder
 
 
 def tell(stream: RequestStream, *messages: pb.ProcessingRequest) -> None:
@@ -119,7 +117,7 @@ def test_full_duplex_holds_all_back_until_the_body_is_whole() -> None:
     assert (seen.sent, seen.questions) == ([], [])
     tell(stream, request_body(BODY[10:]))
     (question,) = seen.questions
-    (exchange,) = seen.read
+    (exchange,) = seen.exchanges
     assert exchange.body == BODY
     assert question.blind is None
     assert seen.sent == []
@@ -142,7 +140,7 @@ def test_a_part_after_the_bodys_end_is_left_out(caplog: pytest.LogCaptureFixture
     """As Envoy sends the last part of some long bodies twice: before the pick, and after it."""
     stream, seen = a_stream()
     tell(stream, request_headers(CHAT), request_body(BODY), request_body(BODY))
-    (exchange,) = seen.read
+    (exchange,) = seen.exchanges
     assert exchange.body == BODY
     stream.picked("10.0.0.1:8000", {})
     assert kinds(seen.take()) == ["request_headers", "request_body"]
@@ -249,7 +247,7 @@ def test_a_body_that_comes_after_the_pick_or_never_goes_by_load(mode: int) -> No
     stream, seen = a_stream()
     tell(stream, modes(mode, pb.BODY_SEND_MODE_STREAMED))
     (question,) = seen.questions
-    assert (seen.read, question.blind) == ([], Blind.NO_BODY)
+    assert (seen.exchanges, question.blind) == ([], Blind.NO_BODY)
     stream.picked("10.0.0.1:8000", {})
     assert kinds(seen.take()) == ["request_headers"]
     if mode == pb.BODY_SEND_MODE_STREAMED:
@@ -335,10 +333,10 @@ def test_a_body_over_the_bound_goes_by_load_and_through() -> None:
 
 
 def test_a_bound_over_all_streams_counts_too() -> None:
-    recorder = Recorder()
-    stream = RequestStream(recorder, body_bytes_max=1 << 20, may_hold=lambda size: False)
+    stream, seen = a_stream()
+    seen.has_room = False
     tell(stream, request_headers(CHAT), request_body(BODY))
-    assert recorder.questions[0].blind is Blind.BODY_TOO_LARGE
+    assert seen.questions[0].blind is Blind.BODY_TOO_LARGE
 
 
 def test_a_refusal_answers_the_client() -> None:
@@ -443,7 +441,7 @@ def test_a_stream_that_breaks_passes_nothing_more_on() -> None:
     stream, seen, _ = _flowing()
     stream.reset()
     assert seen.blame is Blame.CANCELLED
-    stream.let_go()
+    stream.drop()
     sent = len(seen.sent)
     stream.flow()
     assert len(seen.sent) == sent
@@ -468,7 +466,7 @@ def test_a_gateway_that_reads_no_answers_gets_none_and_has_its_request_decided(
     tell(stream, observing(request_headers(CHAT)), *parts)
     (question,) = seen.questions
     assert (question.observed, question.blind) == (True, None)
-    assert seen.read[0].body == BODY
+    assert seen.exchanges[0].body == BODY
     # What the router of today makes of it comes meanwhile, and after.
     answer = (response_headers(), response_body(EVENT), response_body(b"", last=True))
     tell(stream, *map(observing, answer))
