@@ -54,12 +54,13 @@ class Children:
         child. program: arguments of the interpreter, to which this process's id and memory_bytes
         are added.
         """
-        program = (*program, str(os.getpid()), str(memory_bytes))
+        self.program = (*program, str(os.getpid()), str(memory_bytes))
+        self.queue_max = queue_max
+        self.render_s = render_s
+        self.load_s = load_s
         self.killed: Counter[str] = Counter()
         """Children killed or lost, by cause: time, or exit."""
-        self._children = [
-            _Child(program, queue_max, render_s, load_s, self.killed) for _ in range(processes)
-        ]
+        self._children = [_Child(self) for _ in range(processes)]
 
     @property
     def waiting(self) -> int:
@@ -98,19 +99,8 @@ class Children:
 class _Child:
     """One place in the pool: a process, or none yet, and the bodies that take turns at it."""
 
-    def __init__(
-        self,
-        program: tuple[str, ...],
-        queue_max: int,
-        render_s: float,
-        load_s: float,
-        killed: Counter[str],
-    ) -> None:
-        self._program = program
-        self._queue_max = queue_max
-        self._render_s = render_s
-        self._load_s = load_s
-        self._killed = killed
+    def __init__(self, pool: Children) -> None:
+        self._pool = pool
         self._process: _Process | None = None
         self._turn = asyncio.Lock()
         """Held while the process has a body."""
@@ -134,7 +124,7 @@ class _Child:
 
     async def run(self, job: Job, content: bytes) -> tuple[Done, bytes]:
         """Raises PromptError."""
-        if self._waiting >= self._queue_max:
+        if self._waiting >= self._pool.queue_max:
             raise PromptError(
                 Reason.RENDER_QUEUE_FULL,
                 f"{self._waiting} bodies wait for tokens, which is the bound for a process"
@@ -204,7 +194,7 @@ class _Child:
         return await self._asked(process, job, content)
 
     async def _asked(self, process: "_Process", job: Job, content: bytes) -> tuple[Done, bytes]:
-        limit_s = self._render_s if job.kind else self._load_s
+        limit_s = self._pool.render_s if job.kind else self._pool.load_s
         try:
             async with asyncio.timeout(limit_s):
                 result = await process.ask(job, content)
@@ -226,11 +216,11 @@ class _Child:
         if self._process is None:
             if asyncio.get_running_loop().time() < self._not_before_s:
                 raise _unavailable("the process that renders ended at its start, a moment ago")
-            self._process = await _Process.start(self._program)
+            self._process = await _Process.start(self._pool.program)
         return self._process
 
     async def _lost(self, cause: str) -> int:
-        self._killed[cause] += 1
+        self._pool.killed[cause] += 1
         process, self._process = self._process, None
         return await process.end() if process is not None else 0
 
