@@ -27,8 +27,9 @@ from router.request.prompt_error import unsupported
 
 Message = dict[str, Any]
 
-_BILLING_HEADER = "x-anthropic-billing-header"
-"""Begins a line of Claude Code's system text that differs in every request; vLLM drops the line."""
+BILLING_HEADER = "x-anthropic-billing-header"
+"""Begins a line of Claude Code's system text, or a block of its messages, that differs in every
+request; vLLM drops it."""
 _TEXTS = {
     "text": "text",
     "input_text": "text",
@@ -202,7 +203,7 @@ def _without_billing_header(parts: Iterable[Any]) -> Iterable[Any]:
         text = part
         if isinstance(part, dict):
             text = part.get("text") if part.get("type") == "text" else None
-        if not isinstance(text, str) or not text.startswith(_BILLING_HEADER):
+        if not isinstance(text, str) or not text.startswith(BILLING_HEADER):
             yield part
         elif rest := text.partition("\n")[2]:
             yield rest if isinstance(part, str) else {**part, "text": rest}
