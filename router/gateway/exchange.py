@@ -20,7 +20,7 @@ Laws:
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import Enum
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -29,9 +29,10 @@ from msgspec import UNSET
 from events.engines.table import engine_of
 from kvroute.client.messages.options import random_id
 from kvroute.client.messages.usage import Usage
+from kvroute.client.requests.failures import Kind, of_status
 from kvroute.v1 import FailureReason
 from router.gateway.engine_plane import is_of_plane
-from router.gateway.openai_body import BOM, TENANT_HEADERS, read
+from router.gateway.openai_body import BOM, TENANT_HEADERS, Facts
 from router.gateway.refusals import error_event
 from router.gateway.top_level import changed
 from router.gateway.usage import AnswerReader
@@ -78,18 +79,6 @@ class Blame(Enum):
     TIMEOUT = FailureReason.FAILURE_REASON_TIMEOUT
     CLIENT = FailureReason.FAILURE_REASON_CLIENT
     CANCELLED = FailureReason.FAILURE_REASON_CANCELLED
-
-
-class Verdict(StrEnum):
-    """What the gateway does with a worker's answer."""
-
-    PASS = "pass"
-    REFUSED = "refused"
-    """Passed on; the worker blames the request."""
-    ELSEWHERE = "elsewhere"
-    """Another worker is tried; passed on if there is none."""
-    UNUSABLE = "unusable"
-    """Another worker is tried; never passed on: 101, 3xx and statuses that HTTP does not have."""
 
 
 class Upstream(NamedTuple):
@@ -141,7 +130,7 @@ class Exchange:
         self.body = body.removeprefix(BOM)
         self.identity = identity
         self._forwarded = forwarded(headers.items())
-        self.facts = read(self.body, self._forwarded, self.kind, low_first=low_first)
+        self.facts = Facts(self.body, self._forwarded, self.kind, low_first=low_first)
         self.tenant = self.facts.tenant
         if identity is not None and identity.tenant:
             self.tenant = identity.tenant
@@ -277,10 +266,10 @@ class Exchange:
             and self.kind.usage_is_option
         )
 
-    def answered(self, status: int, content_type: str, encoding: str = "") -> Verdict:
-        """Reads the head of a worker's answer, and says what to do with it. encoding:
-        Content-Encoding; compressed bytes, which the gateway requests from no worker, are passed on
-        unread.
+    def answered(self, status: int, content_type: str, encoding: str = "") -> Kind | None:
+        """Reads the head of a worker's answer; returns the kind of its failure, None: it is none.
+        encoding: Content-Encoding; compressed bytes, which the gateway requests from no worker, are
+        passed on unread.
         """
         is_stream = content_type.lower().startswith("text/event-stream") and (
             encoding.lower() in ("", "identity")
@@ -288,11 +277,7 @@ class Exchange:
         self.answer = AnswerReader(
             self.kind, is_stream=is_stream, takes_usage_out=self.takes_usage_out
         )
-        if 200 <= status < 300:
-            return Verdict.PASS
-        if 400 <= status < 500 and status not in (408, 429):
-            return Verdict.REFUSED
-        return Verdict.ELSEWHERE if 400 <= status < 600 else Verdict.UNUSABLE
+        return None if 200 <= status < 300 else of_status(status)
 
     # The end
 

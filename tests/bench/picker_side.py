@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from kvroute.client import KvRouteClient
 from router.config.settings.picker_settings import PickerSettings
 from router.gateway.picker.calls import EXT_PROC, PROCESS
-from router.gateway.picker.request_stream import Question, Reading, RequestStream
+from router.gateway.picker.request_stream import Blind, Reading, RequestStream
 from router.gateway.picker.server import PickerServer
 from router.gateway.routers import Router
 from router.net.http2 import frames
@@ -45,9 +45,9 @@ class Fixed(RequestStream):
     def when_room(self) -> None:
         self.flow()
 
-    def ask(self, question: Question, reading: Reading | None) -> None:
-        if reading is not None:
-            self.read(reading.make())
+    def ask(self, asked: Reading | Blind) -> None:
+        if isinstance(asked, Reading):
+            self.read(asked.make())
         self.picked("127.0.0.1:9", {})
 
 

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.gateway.exchange import Outcome as ExchangeOutcome
 from router.gateway.picker import messages
-from router.gateway.picker.request_stream import Question, Reading, RequestStream
+from router.gateway.picker.request_stream import Blind, Reading, RequestStream
 from router.gateway.refusals import GatewayRefusal
 from router.net.http2 import frames
 from router.net.http2.frames import ConnectionFault, Status, frame, literal
@@ -219,14 +219,15 @@ class _Request(RequestStream):
     def when_room(self) -> None:
         self.flow()
 
-    def ask(self, question: Question, reading: Reading | None) -> None:
-        if reading is not None and len(question.headers) % 2:
+    def ask(self, asked: Reading | Blind) -> None:
+        count = len(self.headers)
+        if isinstance(asked, Reading) and count % 2:
             with suppress(GatewayRefusal):
-                self.read(reading.make())
+                self.read(asked.make())
         self.asked += 1
-        if len(question.headers) % 3 == 0:
+        if count % 3 == 0:
             self.picked("10.0.0.1:8000", {"x-a": "b"})
-        elif len(question.headers) % 3 == 1:
+        elif count % 3 == 1:
             self.unpicked()
 
     def ended(self, outcome: ExchangeOutcome | None, *, observed: bool) -> None:

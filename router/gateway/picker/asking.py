@@ -10,7 +10,7 @@ from router.config.settings.picker_settings import PickerSettings
 from router.config.settings.request_settings import RequestSettings
 from router.gateway.exchange import Exchange
 from router.gateway.picker.endpoints import Endpoints
-from router.gateway.picker.request_stream import Question
+from router.gateway.picker.request_stream import RequestStream
 from router.gateway.routers import Router
 from router.gateway.server.asking import Asking
 from router.gateway.server.counters import ProgramCounters
@@ -39,7 +39,7 @@ class PickerAsking(Asking):
 
     async def routed(
         self,
-        question: Question,
+        request: RequestStream,
         exchange: Exchange,
         trace: GatewayTrace | None = None,
         only: tuple[str, ...] = (),
@@ -49,7 +49,7 @@ class PickerAsking(Asking):
         """
 
         async def tries(by_load: bool) -> RoutedRequest:
-            options = self._options(question, exchange, by_load)
+            options = self._options(request, exchange, by_load)
             if only:
                 options["allowed_worker_ids"] = only
             if trace is not None:
@@ -62,9 +62,9 @@ class PickerAsking(Asking):
 
         return await self.or_by_load(exchange, tries, trace)
 
-    async def decided(self, question: Question, exchange: Exchange) -> None:
+    async def decided(self, request: RequestStream, exchange: Exchange) -> None:
         """Has a request decided that another router serves. Raises KvRouteError."""
-        await self.observe(exchange, partial(self._options, question, exchange))
+        await self.observe(exchange, partial(self._options, request, exchange))
 
     async def endpoints_of(self, pick: Pick) -> tuple[list[str], Mapping[str, str]]:
         """The endpoints to name to Envoy, the picked one first, and headers for the worker; no
@@ -82,18 +82,18 @@ class PickerAsking(Asking):
             headers["x-prefiller-host-port"] = await endpoints.of(pick.prefill_worker.address)
         return named, headers
 
-    def _options(self, question: Question, exchange: Exchange, by_load: bool) -> dict[str, Any]:
+    def _options(self, request: RequestStream, exchange: Exchange, by_load: bool) -> dict[str, Any]:
         """The options of a request's route. by_load: without its prompt."""
         settings = self._settings
-        model = _first(question.headers, _MODELS) or exchange.facts.model
+        model = _first(request.headers, _MODELS) or exchange.facts.model
         options = self.question(exchange, model, by_load=by_load)
-        priority = settings.objectives.get(_first(question.headers, _OBJECTIVES))
+        priority = settings.objectives.get(_first(request.headers, _OBJECTIVES))
         if priority is not None:
             options["priority"] = priority
         if model:
             options["model"] = model
-        if question.subset is not None:
-            options["allowed_worker_ids"] = self._endpoints.among(question.subset)
+        if request.subset is not None:
+            options["allowed_worker_ids"] = self._endpoints.among(request.subset)
         if settings.pairs == "llm-d" and self.roster.pair_engines(model):
             options["phase"] = Phase.PHASE_PREFILL_DECODE
         return options

@@ -26,12 +26,13 @@ from router.gateway.picker.counters import Early, PickerCounters
 from router.gateway.picker.endpoints import Endpoints
 from router.gateway.picker.patience import Patience, Wait
 from router.gateway.picker.repeats import Repeats
-from router.gateway.picker.request_stream import Blind, Question, Reading, RequestStream
+from router.gateway.picker.request_stream import Blind, Reading, RequestStream
 from router.gateway.refusals import GatewayRefusal, answer_of, reason_of
 from router.gateway.server.long_bodies import made
 from router.gateway.server.pace import too_slow
 from router.net.http2.deadlines import PASSED
 from router.net.http2.frames import Status
+from router.net.listener.seldom import Seldom
 from router.observe.tracing.gateway_trace import GatewayTrace
 from router.observe.tracing.spans import Value
 from router.observe.tracing.traceparent import HEADER
@@ -51,8 +52,10 @@ _ENDS = {
 _NONE_IN_SUBSET = "none of the endpoints that the gateway allows is a worker that can be picked"
 REPEATED = "repeated"
 """Outcome of a stream whose request has another stream's pick."""
-NOT_FOLLOWED_LOG_S = 60.0
-"""Least time between two warnings of endpoints that were not followed."""
+NOT_FOLLOWED = (
+    "the gateway sent a request to %s instead of the picked %s: does it know that endpoint?"
+    " (kvroute_picker_not_followed_total counts them)"
+)
 ENDED_A_TURN = 64
 """Streams that a stop ends before others have their turn."""
 
@@ -113,7 +116,7 @@ class Picker:
         self.idle = asyncio.Event()
         """Set while no request is under way."""
         self.idle.set()
-        self._warned_s = float("-inf")
+        self.not_followed = Seldom(log)
 
     def request(
         self,
@@ -171,21 +174,6 @@ class Picker:
         self._held_bytes -= size
         self.counters.body_bytes.set(self._held_bytes)
 
-    def warn_of(self, picked: str, served: str) -> None:
-        """Logs once in a while that a gateway sends requests to other endpoints than the picked
-        ones.
-        """
-        now_s = self.clock()
-        if now_s < self._warned_s + NOT_FOLLOWED_LOG_S:
-            return
-        self._warned_s = now_s
-        log.warning(
-            "the gateway sent a request to %s instead of the picked %s: does it know that endpoint?"
-            " (kvroute_picker_not_followed_total counts them)",
-            served,
-            picked,
-        )
-
 
 class PickedRequest(RequestStream):
     """One request of Envoy, with its router and its time."""
@@ -220,7 +208,6 @@ class PickedRequest(RequestStream):
         """That gets the pick."""
         self._routed: RoutedRequest | None = None
         self._endpoint = ""
-        self._question: Question | None = None
         self._outcome = "cancelled"
         self._trace: GatewayTrace | None = None
         self._held = 0
@@ -330,42 +317,38 @@ class PickedRequest(RequestStream):
             self._patience.await_deadline()
 
     @override
-    def ask(self, question: Question, reading: Reading | None) -> None:
-        self._question = question
-        if question.observed:
-            self._task = self._picker.spawn(self._observe(question, reading))
+    def ask(self, asked: Reading | Blind) -> None:
+        if self.observed:
+            self._task = self._picker.spawn(self._observe(asked))
             return
-        known = self._repeats.take(question.path, question.headers, self._picker.clock())
+        known = self._repeats.take(self.path, self.headers, self._picker.clock())
         if known is not None:
             self._outcome = REPEATED
             self.picked(known.endpoints, known.headers)
             return
         if (begin := self._picker.begin_trace) is not None:
-            self._trace = begin(question.headers.get(HEADER, ""))
-        if reading is None:
-            reason = question.blind.value if question.blind is not None else "unknown_path"
-            self._blind(reason)
-        elif question.subset is not None and not self._picker.endpoints.among(question.subset):
+            self._trace = begin(self.headers.get(HEADER, ""))
+        if isinstance(asked, Blind):
+            self._blind(asked.value)
+        elif self.subset is not None and not self._picker.endpoints.among(self.subset):
             self._refuse("NO_ELIGIBLE_WORKER", _NONE_IN_SUBSET)
         else:
-            self._task = self._picker.spawn(self._pick(question, reading))
+            self._task = self._picker.spawn(self._pick(asked))
 
     def _blind(self, reason: str) -> None:
         """Names the least loaded endpoint; nothing is reserved."""
         picker = self._picker
         picker.counters.went_by_load(reason)
         self._outcome = "blind"
-        question = self._question
-        subset = question.subset if question is not None else None
-        endpoint = picker.endpoints.least_loaded(subset)
+        endpoint = picker.endpoints.least_loaded(self.subset)
         if endpoint:
             self._answer(endpoint, {})
-        elif subset is not None:
+        elif self.subset is not None:
             self._refuse("NO_ELIGIBLE_WORKER", _NONE_IN_SUBSET)
         else:
             self.unpicked()
 
-    async def _pick(self, question: Question, reading: Reading) -> None:
+    async def _pick(self, reading: Reading) -> None:
         picker = self._picker
         began_s = picker.clock()
         try:
@@ -378,7 +361,7 @@ class PickedRequest(RequestStream):
             del reading  # and the pieces of the body with it
             self.read(exchange)
             try:
-                routed = await picker.asking.routed(question, exchange, self._trace)
+                routed = await picker.asking.routed(self, exchange, self._trace)
             except KvRouteError as error:
                 self._refuse(reason_of(error), error.message, error.retry_after_s)
                 return
@@ -398,13 +381,13 @@ class PickedRequest(RequestStream):
             log.exception("a request was not routed, and goes by load")
             self._blind("fault")
 
-    async def _observe(self, question: Question, reading: Reading | None) -> None:
+    async def _observe(self, asked: Reading | Blind) -> None:
         """Has a request decided that another router serves; one without a prompt is not."""
         outcome = "blind"
         try:
-            if reading is not None:
-                exchange = await made(*reading)
-                await self._picker.asking.decided(question, exchange)
+            if isinstance(asked, Reading):
+                exchange = await made(*asked)
+                await self._picker.asking.decided(self, exchange)
                 outcome = "observed"
         except GatewayRefusal:
             pass  # a body that no router can read
@@ -417,10 +400,10 @@ class PickedRequest(RequestStream):
         self.decided()
 
     def _answer(self, endpoints: str, headers: Mapping[str, str]) -> None:
-        if (question := self._question) is not None and not self._gone:
+        if not self._gone:
             now_s = self._picker.clock()
             self._repeated = self._repeats.answered(
-                question.path, question.headers, endpoints, headers, now_s
+                self.path, self.headers, endpoints, headers, now_s
             )
         self.picked(endpoints, headers)
 
@@ -440,7 +423,7 @@ class PickedRequest(RequestStream):
         picker = self._picker
         worker_id = picker.endpoints.worker_at(endpoint)
         picker.counters.not_followed.labels("known" if worker_id else "unknown").inc()
-        picker.warn_of(self._endpoint, endpoint)
+        picker.not_followed.log(picker.clock(), NOT_FOLLOWED, endpoint, self._endpoint)
         self._routed = None
         _ = self._picker.spawn(self._moved(routed, exchange, worker_id))
 
@@ -449,12 +432,10 @@ class PickedRequest(RequestStream):
     ) -> None:
         """The request runs elsewhere than where its load is reserved."""
         await routed.failed(FailureReason.FAILURE_REASON_CANCELLED, wait=False)
-        if worker_id is None or self._question is None:
+        if worker_id is None:
             return
         try:
-            moved = await self._picker.asking.routed(
-                self._question, exchange, self._trace, only=(worker_id,)
-            )
+            moved = await self._picker.asking.routed(self, exchange, self._trace, only=(worker_id,))
         except KvRouteError as error:
             log.info("%s serves a request, and nothing is reserved there: %s", worker_id, error)
             return

@@ -12,7 +12,7 @@ streamed,    the endpoint goes with the headers, by load: the body is not known 
 none
 
 A gateway in observability mode sends what it does with a request, streamed, and reads no answer:
-another router serves the request, which is decided and nothing else (Question.observed).
+another router serves the request, which is decided and nothing else (`observed`).
 
 Laws:
 - every message that waits for an answer gets one, in the order in which the messages came; none
@@ -29,9 +29,10 @@ from enum import Enum, auto
 from functools import partial
 from typing import Any, NamedTuple
 
+from kvroute.client.requests.failures import Kind
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.gateway.engine_plane import of_plane
-from router.gateway.exchange import Blame, Exchange, Outcome, Verdict, client_id
+from router.gateway.exchange import Blame, Exchange, Outcome, client_id
 from router.gateway.picker import messages
 from router.gateway.picker.held_body import HeldBody
 from router.gateway.picker.messages import Part
@@ -57,19 +58,6 @@ class Blind(Enum):
     """Envoy sends no body, or sends it after the pick."""
     BODY_TOO_LARGE = "body_too_large"
     INVALID_BODY = "invalid_body"
-
-
-class Question(NamedTuple):
-    """A request for an endpoint."""
-
-    path: str
-    headers: Mapping[str, str]
-    blind: Blind | None
-    """None: its body is there to be read."""
-    subset: frozenset[str] | None
-    """Endpoints among which the gateway wants the pick; None: any."""
-    observed: bool = False
-    """Whether another router serves the request."""
 
 
 class Reading(NamedTuple):
@@ -115,11 +103,15 @@ class RequestStream:
         self._at = _At.START
         self.path = self._query = ""
         """The request's target; empty before its headers."""
-        self._headers: dict[str, str] = {}
-        self._subset: frozenset[str] | None = None
+        self._is_post = False
+        self.headers: dict[str, str] = {}
+        """Headers of the request, by names in lower case."""
+        self.subset: frozenset[str] | None = None
+        """Endpoints among which the gateway wants the pick; None: any."""
+        self.observed = False
+        """Whether another router serves the request."""
         self._request_mode = self._answer_mode = int(_DUPLEX)
         self._says_modes = False
-        self._observed = False
         self._body = HeldBody()
         self._flows = False
         """Whether the body is being passed on, after the pick."""
@@ -142,9 +134,9 @@ class RequestStream:
         """Whether the body may grow by a number of bytes, for a bound over all streams."""
         return True
 
-    def ask(self, question: Question, reading: Reading | None) -> None:
+    def ask(self, asked: Reading | Blind) -> None:
         """An endpoint is wanted; `picked`, `unpicked` or `refused` is called later, after `read` of
-        what `reading` makes. None: the request is routed by load, see Question.blind."""
+        what a Reading makes."""
 
     def when_room(self) -> None:
         """Calls `flow` once the gateway has room for more; until then the gateway can't
@@ -174,7 +166,7 @@ class RequestStream:
         """Handles a message of Envoy; raises ValueError for one that can't be read, or is out of
         order.
         """
-        if self._observed and self._at in (_At.PENDING, _At.OVER):
+        if self.observed and self._at in (_At.PENDING, _At.OVER):
             return
         if self._answer_began:
             if self._answer_mode == _DUPLEX and (part := messages.answer_part(raw)) is not None:
@@ -185,13 +177,13 @@ class RequestStream:
             return
         message, long = messages.read(raw)
         if message.observability_mode:
-            self._observed = True
+            self.observed = True
         elif message.HasField("protocol_config"):
             self._says_modes = True
             self._request_mode = message.protocol_config.request_body_mode
             self._answer_mode = message.protocol_config.response_body_mode
         step = message.WhichOneof("request")
-        if self._observed and step is not None and step.startswith("response"):
+        if self.observed and step is not None and step.startswith("response"):
             self._end(Blame.CANCELLED)  # an answer before the request was whole
             self.close()
             return
@@ -217,7 +209,7 @@ class RequestStream:
         gateway that names no modes closes its side before the pick, and waits for it; one in
         observability mode may close it before the decision.
         """
-        waits_for_pick = self._at is _At.PENDING and (self._observed or not self._says_modes)
+        waits_for_pick = self._at is _At.PENDING and (self.observed or not self._says_modes)
         if waits_for_pick or (self._at is _At.PICKED and self._flows):
             self._closes = True
             return
@@ -241,18 +233,18 @@ class RequestStream:
         them. headers: for the worker.
         """
         own = {name.lower() for name in headers}
-        taken = [name for name in of_plane(self._headers) if name not in own]
+        taken = [name for name in of_plane(self.headers) if name not in own]
         self._go_on(messages.picked(endpoints, headers, taken, with_body=self._in_body))
 
     def unpicked(self) -> None:
         """Sends that no endpoint is known; the gateway balances by itself."""
-        self._go_on(messages.unpicked(of_plane(self._headers), with_body=self._in_body))
+        self._go_on(messages.unpicked(of_plane(self.headers), with_body=self._in_body))
 
     def refused(self, answer: Answer, reason: str) -> None:
         """Has Envoy give the client this answer, before the pick or instead of it."""
         if self._at not in (_At.BODY, _At.PENDING):
             return
-        if not self._observed:
+        if not self.observed:
             self.send(messages.refused(answer, reason))
         self.decided()
 
@@ -328,9 +320,11 @@ class RequestStream:
         if self._at is not _At.START:
             raise ValueError("a request's headers came twice")
         self._at = _At.BODY
-        self._headers = messages.headers_of(message.request_headers)
-        self.path, _, self._query = self._headers.get(":path", "").partition("?")
-        self._subset = messages.subset_of(message)
+        headers = messages.headers_of(message.request_headers)
+        self.path, _, self._query = headers.get(":path", "").partition("?")
+        self._is_post = headers.get(":method") == "POST"
+        self.headers = {name: value for name, value in headers.items() if name[:1] != ":"}
+        self.subset = messages.subset_of(message)
         self.began()
         if message.request_headers.end_of_stream or not self._body_comes_first():
             self._ask()
@@ -383,15 +377,18 @@ class RequestStream:
             self._ask()
 
     def _ask(self, blind: Blind | None = None) -> None:
+        """blind: None if only path, method and body decide."""
         self._at = _At.PENDING
-        question = _question(self.path, self._headers, self._subset, blind, bool(self._body))
-        question = question._replace(observed=self._observed)
-        reading = None
-        if question.blind is None:
-            about = {"query": self._query, "low_first": self._low_first}
-            make = partial(_exchange, question, self._body.pieces(), **about)
-            reading = Reading(self._body.bytes, make)
-        self.ask(question, reading)
+        if blind is None and not (self.path in PATHS and self._is_post):
+            blind = Blind.UNKNOWN_PATH
+        elif blind is None and not self._body:
+            blind = Blind.NO_BODY
+        if blind is not None:
+            self.ask(blind)
+            return
+        about = {"query": self._query, "low_first": self._low_first}
+        make = partial(_exchange, self.path, self.headers, self._body.pieces(), **about)
+        self.ask(Reading(self._body.bytes, make))
 
     # The answer
 
@@ -409,11 +406,11 @@ class RequestStream:
         if served := messages.served_of(message):
             self.served(served)
         if self._exchange is not None:
-            verdict = self._exchange.answered(
+            failure = self._exchange.answered(
                 self._status, headers.get("content-type", ""), headers.get("content-encoding", "")
             )
-            if verdict is not Verdict.PASS:
-                self._blame = Blame.CLIENT if verdict is Verdict.REFUSED else Blame.WORKER
+            if failure is not None:
+                self._blame = Blame.CLIENT if failure is Kind.REJECTED else Blame.WORKER
         is_last = message.response_headers.end_of_stream
         if is_last or (self._answer_mode == _NONE and self._blame is not None):
             self._end(self._blame)
@@ -452,23 +449,11 @@ class RequestStream:
         self.ended(outcome, observed=observed)
 
 
-def _question(
+def _exchange(
     path: str,
     headers: Mapping[str, str],
-    subset: frozenset[str] | None,
-    blind: Blind | None,
-    has_body: bool,
-) -> Question:
-    """blind: None if only path, method and body decide."""
-    if blind is None and not (path in PATHS and headers.get(":method") == "POST"):
-        blind = Blind.UNKNOWN_PATH
-    elif blind is None and not has_body:
-        blind = Blind.NO_BODY
-    plain = {name: value for name, value in headers.items() if name[:1] != ":"}
-    return Question(path, plain, blind, subset)
-
-
-def _exchange(question: Question, pieces: Iterable[bytes | memoryview], **more: Any) -> Exchange:
-    body, request_id = b"".join(pieces), client_id(question.headers.get(REQUEST_ID, ""))
-    more |= {"changes_bodies": False, "request_id": request_id}
-    return Exchange(question.path, body, question.headers, **more)
+    pieces: Iterable[bytes | memoryview],
+    **more: Any,
+) -> Exchange:
+    body, request_id = b"".join(pieces), client_id(headers.get(REQUEST_ID, ""))
+    return Exchange(path, body, headers, changes_bodies=False, request_id=request_id, **more)

@@ -9,8 +9,8 @@ Laws:
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from aiohttp import web
 
 from kvroute.client import Pick, PrefillWorker, RoutedRequest, UnusableAnswer, read_usage
 from kvroute.client.requests.failures import Kind, judgement
-from router.gateway.exchange import Blame, Exchange, Outcome, Upstream, Verdict, returned
+from router.gateway.exchange import Blame, Exchange, Outcome, returned
 from router.gateway.server import hand_over
 from router.gateway.server.long_bodies import made
 from router.gateway.server.upstreams import Seat, Sent, WorkerAnswered, WorkerGone
@@ -101,18 +101,31 @@ class WorkerAttempt:
     ) -> web.StreamResponse:
         pick = self._pick
         with self._forwarding() as of_trace:
-            make = partial(
-                self._exchange.upstream,
-                pick.address,
-                {**pick.headers, **of_trace},
-                engine_priority=pick.engine_priority,
-                fields=fields,
-                tokens=tokens,
-            )
-            upstream = await made(len(self._exchange.body), make)
-            sent = self._forwarder.post(upstream, self._seat(pick))
+            sent = await self._sent(pick, {**pick.headers, **of_trace}, fields, tokens)
             async with sent as answer:
                 return await self._pass_on(sent, answer)
+
+    async def _sent(
+        self,
+        worker: Pick | PrefillWorker,
+        headers: Mapping[str, str],
+        fields: Mapping[str, Any],
+        tokens: Mapping[str, Any] | None = None,
+    ) -> Sent:
+        """The request to one of the workers, which goes out when it is entered."""
+        exchange = self._exchange
+        make = partial(
+            exchange.upstream,
+            worker.address,
+            headers,
+            engine_priority=self._pick.engine_priority,
+            fields=fields,
+            tokens=tokens,
+        )
+        upstream = await made(len(exchange.body), make)
+        model, movable = exchange.facts.model, self._movable
+        seat = Seat(worker.worker_id, worker.dp_rank or 0, model, movable)
+        return self._forwarder.post(upstream, seat)
 
     @contextmanager
     def _forwarding(self) -> Iterator[dict[str, str]]:
@@ -128,14 +141,8 @@ class WorkerAttempt:
     async def _in_two_steps(self, prefill: PrefillWorker) -> web.StreamResponse:
         """vLLM: the prefill worker answers first, and says where the decode worker gets the KV
         cache."""
-        upstream = await self._prefill_request(prefill)
         fields: dict[str, Any] = {}
-        async with (
-            asyncio.timeout(PREFILL_TIMEOUT_S),
-            self._forwarder.post(upstream, self._seat(prefill)) as answer,
-        ):
-            if answer.status != 200:  # a client's mistake ends the attempts, too
-                raise await WorkerAnswered.read(answer, self._exchange.facts.model)
+        async with self._prefilled(prefill) as answer:
             try:
                 said = await hand_over.read(answer.content)
                 fields = prefill.decode_body(said)
@@ -172,42 +179,31 @@ class WorkerAttempt:
                 task.cancel()
             await asyncio.gather(computing, serving, return_exceptions=True)
 
-    def _seat(self, worker: Pick | PrefillWorker) -> Seat:
-        model, movable = self._exchange.facts.model, self._movable
-        return Seat(worker.worker_id, worker.dp_rank or 0, model, movable)
-
-    async def _prefill_request(self, prefill: PrefillWorker) -> Upstream:
-        make = partial(
-            self._exchange.upstream,
-            prefill.address,
-            prefill.headers,
-            engine_priority=self._pick.engine_priority,
-            fields=self._exchange.prefill_fields(prefill.prefill_body),
-        )
-        return await made(len(self._exchange.body), make)
-
     async def _drained(self, prefill: PrefillWorker) -> None:
-        async with (
-            asyncio.timeout(PREFILL_TIMEOUT_S),
-            self._forwarder.post(
-                await self._prefill_request(prefill), self._seat(prefill)
-            ) as answer,
-        ):
-            if answer.status != 200:
-                raise await WorkerAnswered.read(answer, self._exchange.facts.model)
+        async with self._prefilled(prefill) as answer:
             async for _ in answer.content.iter_any():
                 pass
+
+    @asynccontextmanager
+    async def _prefilled(self, prefill: PrefillWorker) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The answer of a pair's prefill worker, which took the request."""
+        fields = self._exchange.prefill_fields(prefill.prefill_body)
+        sent = await self._sent(prefill, prefill.headers, fields)
+        async with asyncio.timeout(PREFILL_TIMEOUT_S), sent as answer:
+            if answer.status != 200:  # a client's mistake ends the attempts, too
+                raise await WorkerAnswered.read(answer, self._exchange.facts.model)
+            yield answer
 
     # The answer
 
     async def _pass_on(self, sent: Sent, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         exchange = self._exchange
         head = answer.headers
-        verdict = exchange.answered(
+        failure = exchange.answered(
             answer.status, head.get("Content-Type", ""), head.get("Content-Encoding", "")
         )
-        passes = verdict is Verdict.PASS or (
-            verdict is Verdict.REFUSED and answer.status != 404 and not self._handed_over
+        passes = failure is None or (
+            failure is Kind.REJECTED and answer.status != 404 and not self._handed_over
         )
         if not passes:
             raise await WorkerAnswered.read(answer, exchange.facts.model)
@@ -223,11 +219,12 @@ class WorkerAttempt:
             await self._cut(response, error)
             _forget_frames(error)
             return response
-        outcome = exchange.ended(Blame.CLIENT if verdict is Verdict.REFUSED else None)
+        outcome = exchange.ended(None if failure is None else Blame.CLIENT)
         if outcome.blame is None:
             self._forwarder.finished(exchange, self._pick.worker_id)
         await self._report(outcome)
-        await _ended(response)
+        with _to_client():
+            await response.write_eof()
         return response
 
     async def _bytes(
@@ -244,7 +241,8 @@ class WorkerAttempt:
         if not response.prepared:
             await self._begin(response)
         if rest:
-            await _write(response, rest)
+            with _to_client():
+                await response.write(rest)
 
     async def _chunks(
         self,
@@ -294,10 +292,8 @@ class WorkerAttempt:
     async def _begin(self, response: web.StreamResponse) -> None:
         if self._trace is not None:
             self._trace.first_byte()
-        try:
+        with _to_client():
             await response.prepare(self._request)
-        except ConnectionError as error:
-            raise ClientLeft from error
 
     async def _report(self, outcome: Outcome) -> None:
         asking, cached = self._forwarder.asking, self._prefill_cached
@@ -315,8 +311,8 @@ class WorkerAttempt:
         await self._report(exchange.ended())
         try:
             if last:
-                await _write(response, last)
-        except ClientLeft:
+                await response.write(last)
+        except ConnectionError:
             return
         transport = self._request.transport
         if transport is not None:
@@ -338,16 +334,11 @@ def _forget_frames(error: BaseException) -> None:
         cause = cause.__cause__ or cause.__context__
 
 
-async def _write(response: web.StreamResponse, chunk: bytes) -> None:
+@contextmanager
+def _to_client() -> Iterator[None]:
+    """Bytes are written to the client. Raises ClientLeft."""
     try:
-        await response.write(chunk)
-    except ConnectionError as error:
-        raise ClientLeft from error
-
-
-async def _ended(response: web.StreamResponse) -> None:
-    try:
-        await response.write_eof()
+        yield
     except ConnectionError as error:
         raise ClientLeft from error
 

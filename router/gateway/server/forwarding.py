@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -61,10 +61,7 @@ class Forwarder:
         KvRouteError or GatewayRefusal for a request without a worker, one of WORKER_ERRORS when
         none answered, and ClientLeft. trace: its spans; None: it is not sampled.
         """
-
-        def tries(by_load: bool) -> Awaitable[web.StreamResponse]:
-            return self._tries(request, exchange, began_s, by_load, trace)
-
+        tries = partial(self._tries, request, exchange, began_s, trace)
         try:
             return await self.asking.or_by_load(exchange, tries, trace)
         except KvRouteError as error:
@@ -85,8 +82,8 @@ class Forwarder:
         request: web.Request,
         exchange: Exchange,
         began_s: float,
-        by_load: bool,
         trace: GatewayTrace | None,
+        by_load: bool,
     ) -> web.StreamResponse:
         options = self._question(exchange, by_load)
         if self.settings.forward == "tokens" and exchange.may_have_tokens and not by_load:

@@ -51,7 +51,7 @@ def seen(path: str, body: dict[str, Any]) -> Iterator[object]:
 
     first = exchange()
     yield first.question()
-    yield first.facts
+    yield vars(first.facts)
     yield first.may_have_tokens
     yield [first.pairs_on(engine) for engine in ("vllm", "another")]  # SGLang's record has names
     fields = first.prefill_fields({"max_tokens": 1, "stream": None})
