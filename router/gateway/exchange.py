@@ -170,23 +170,18 @@ class Exchange:
             options["estimated_tokens"] = max(1, min(tokens, tokens_max))
             options["charged_tokens"] = tokens
         options["model"] = facts.model  # empty, too: what is left out is looked for in the body
-        if facts.session_id:
-            options["session_id"] = facts.session_id
-        if facts.ttft_slo_ms is not None:
-            options["ttft_slo_ms"] = facts.ttft_slo_ms
-        if facts.tpot_slo_ms is not None:
-            options["tpot_slo_ms"] = facts.tpot_slo_ms
-        if self.tenant:
-            options["tenant"] = self.tenant
-        if facts.priority is not None:
-            options["priority"] = self._allowed(facts.priority)
-        counts = (facts.output_tokens_max, output_tokens)
-        bounds = [count for count in counts if count is not None]
-        if bounds:
-            options["expected_output_tokens"] = min(bounds)
-        if self.request_id:
-            options["request_id"] = self.request_id + CLIENT_ID_END + random_id()
-        return options
+        expected = [n for n in (facts.output_tokens_max, output_tokens) if n is not None]
+        own_id = self.request_id and self.request_id + CLIENT_ID_END + random_id()
+        given = {
+            "session_id": facts.session_id or None,
+            "ttft_slo_ms": facts.ttft_slo_ms,
+            "tpot_slo_ms": facts.tpot_slo_ms,
+            "tenant": self.tenant or None,
+            "priority": self._priority(),
+            "expected_output_tokens": min(expected, default=None),
+            "request_id": own_id or None,
+        }
+        return options | {name: value for name, value in given.items() if value is not None}
 
     @property
     def has_body(self) -> bool:
@@ -330,9 +325,12 @@ class Exchange:
         if self.identity is not None:
             self.identity.check_body(self.facts.model, self.facts.adapters, self.facts.of_plane)
 
-    def _allowed(self, priority: int) -> int:
-        """Lowers a priority to the highest that the client's key may have."""
-        return priority if self.identity is None else min(priority, self.identity.priority_max)
+    def _priority(self) -> int | None:
+        """The client's, lowered to the highest that its key may have; None: it sets none."""
+        priority = self.facts.priority
+        if priority is None or self.identity is None:
+            return priority
+        return min(priority, self.identity.priority_max)
 
     def _of_owner(self) -> str | None:
         """A salt of the request's owner: of a fixed length, so that nothing that a client adds
