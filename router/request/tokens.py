@@ -226,7 +226,8 @@ class Prompts:
         """Time of rendering in children."""
         self.renders = 0
         self.audits_left_out = 0
-        self._models = dict(models)
+        self.models = dict(models)
+        """Settings by model name, as configured."""
         self._children: dict[str, Children] = {}
         self._engines = Engines()
         self._access = access or (lambda _, base: EngineAccess(base))
@@ -242,11 +243,6 @@ class Prompts:
         """Those of them that end with the process, and need not be finished."""
         self._audits = 0
         self._random_share = random_share or random.Random().random
-
-    @property
-    def models(self) -> Mapping[str, ModelPrompts]:
-        """Settings by model name, as configured."""
-        return self._models
 
     @property
     def waiting(self) -> int:
@@ -274,8 +270,8 @@ class Prompts:
         """
         changed = [
             name
-            for name in self._models.keys() | models.keys()
-            if self._models.get(name) != models.get(name)
+            for name in self.models.keys() | models.keys()
+            if self.models.get(name) != models.get(name)
         ]
         pools = [pool for name in changed if (pool := self._children.pop(name, None)) is not None]
         for name in changed:
@@ -285,7 +281,7 @@ class Prompts:
         for reservation_id, (own, _) in list(self._remembered.items()):
             if own.model in changed:
                 del self._remembered[reservation_id]
-        self._models = dict(models)
+        self.models = dict(models)
         self._seen.clear()
         self.lacking.clear()
         for pool in pools:
@@ -381,7 +377,7 @@ class Prompts:
 
     async def _made(self, ask: PromptAsk) -> PromptTokens:
         """Raises PromptError."""
-        settings = self._models.get(ask.model, _DEFAULT)
+        settings = self.models.get(ask.model, _DEFAULT)
         source = ask.source or settings.source
         if source is Source.OFF:
             raise PromptError(
@@ -430,7 +426,7 @@ class Prompts:
             self._compared(case, theirs.token_bytes)
         state = self._state(case)
         kept = own is not None and state is not State.BARRED
-        for_all = self._models.get(model, _DEFAULT).render or (
+        for_all = self.models.get(model, _DEFAULT).render or (
             own is not None and case.own_bytes == theirs.token_bytes and state is State.PROVEN
         )
         return PromptTokens(
@@ -557,7 +553,7 @@ class Prompts:
 
     def _in_force(self, model: str, settings: ModelPrompts) -> bool:
         """Whether the model's configuration is still this one."""
-        return self._models.get(model, _DEFAULT) == settings
+        return self.models.get(model, _DEFAULT) == settings
 
     def _audit(self, case: _Case) -> None:
         """Compares a share of the proven prompts with the engine's tokens, after the fact."""

@@ -156,7 +156,8 @@ def _message(message: Message, as_parts: bool, call_fields: tuple[str, ...]) -> 
     result: Message = {"role": role, "content": _content(message, as_parts)}
     if role == "assistant":
         if message.get("tool_calls"):
-            calls = _listed(message["tool_calls"])
+            if not isinstance(calls := message["tool_calls"], list):
+                raise refused("tool_calls that are no array")
             result["tool_calls"] = [_call(call, call_fields) for call in calls]
         reasoning = message.get("reasoning")
         if reasoning is None:
@@ -174,12 +175,6 @@ def _message(message: Message, as_parts: bool, call_fields: tuple[str, ...]) -> 
     if role == "developer":
         result["tools"] = _developer_tools(message.get("tools"))
     return result
-
-
-def _listed(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise refused("tool_calls that are no array")
-    return value
 
 
 def _content(message: Message, as_parts: bool) -> Any:
