@@ -45,9 +45,9 @@ class Fixed(RequestStream):
     def when_room(self) -> None:
         self.flow()
 
-    def ask(self, asked: Reading | Blind) -> None:
-        if isinstance(asked, Reading):
-            self.read(asked.make())
+    def ask(self, body: Reading | Blind) -> None:
+        if isinstance(body, Reading):
+            self.read(body.make())
         self.picked("127.0.0.1:9", {})
 
 

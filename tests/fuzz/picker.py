@@ -219,11 +219,11 @@ class _Request(RequestStream):
     def when_room(self) -> None:
         self.flow()
 
-    def ask(self, asked: Reading | Blind) -> None:
+    def ask(self, body: Reading | Blind) -> None:
         count = len(self.headers)
-        if isinstance(asked, Reading) and count % 2:
+        if isinstance(body, Reading) and count % 2:
             with suppress(GatewayRefusal):
-                self.read(asked.make())
+                self.read(body.make())
         self.asked += 1
         if count % 3 == 0:
             self.picked("10.0.0.1:8000", {"x-a": "b"})

@@ -110,7 +110,8 @@ class Picker:
         self.asking = asking
         self.clock = asyncio.get_running_loop().time
         self._held_bytes = 0
-        self._open = 0
+        self.open = 0
+        """Requests under way."""
         self._streams_idle: dict[PickedRequest, None] = {}
         """Streams without a request under way."""
         self.idle = asyncio.Event()
@@ -131,24 +132,19 @@ class Picker:
         self._streams_idle[call] = None
         return call
 
-    @property
-    def open(self) -> int:
-        """Number of requests under way."""
-        return self._open
-
     def began(self, call: "PickedRequest") -> None:
         """Records that a stream's request has begun."""
         del self._streams_idle[call]
-        self._open += 1
+        self.open += 1
         self.idle.clear()
-        self.counters.open.set(self._open)
+        self.counters.open.set(self.open)
 
     def over(self, call: "PickedRequest") -> None:
         """Records that a stream's request is over; the stream may end now."""
         self._streams_idle[call] = None
-        self._open -= 1
-        self.counters.open.set(self._open)
-        if not self._open:
+        self.open -= 1
+        self.counters.open.set(self.open)
+        if not self.open:
             self.idle.set()
 
     def left(self, call: "PickedRequest") -> None:
@@ -317,9 +313,9 @@ class PickedRequest(RequestStream):
             self._patience.await_deadline()
 
     @override
-    def ask(self, asked: Reading | Blind) -> None:
+    def ask(self, body: Reading | Blind) -> None:
         if self.observed:
-            self._task = self._picker.spawn(self._observe(asked))
+            self._task = self._picker.spawn(self._observe(body))
             return
         known = self._repeats.take(self.path, self.headers, self._picker.clock())
         if known is not None:
@@ -328,12 +324,12 @@ class PickedRequest(RequestStream):
             return
         if (begin := self._picker.begin_trace) is not None:
             self._trace = begin(self.headers.get(HEADER, ""))
-        if isinstance(asked, Blind):
-            self._blind(asked.value)
+        if isinstance(body, Blind):
+            self._blind(body.value)
         elif self.subset is not None and not self._picker.endpoints.among(self.subset):
             self._refuse("NO_ELIGIBLE_WORKER", _NONE_IN_SUBSET)
         else:
-            self._task = self._picker.spawn(self._pick(asked))
+            self._task = self._picker.spawn(self._pick(body))
 
     def _blind(self, reason: str) -> None:
         """Names the least loaded endpoint; nothing is reserved."""
@@ -381,12 +377,12 @@ class PickedRequest(RequestStream):
             log.exception("a request was not routed, and goes by load")
             self._blind("fault")
 
-    async def _observe(self, asked: Reading | Blind) -> None:
+    async def _observe(self, body: Reading | Blind) -> None:
         """Has a request decided that another router serves; one without a prompt is not."""
         outcome = "blind"
         try:
-            if isinstance(asked, Reading):
-                exchange = await made(*asked)
+            if isinstance(body, Reading):
+                exchange = await made(*body)
                 await self._picker.asking.decided(self, exchange)
                 outcome = "observed"
         except GatewayRefusal:

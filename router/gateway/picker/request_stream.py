@@ -134,9 +134,9 @@ class RequestStream:
         """Whether the body may grow by a number of bytes, for a bound over all streams."""
         return True
 
-    def ask(self, asked: Reading | Blind) -> None:
+    def ask(self, body: Reading | Blind) -> None:
         """An endpoint is wanted; `picked`, `unpicked` or `refused` is called later, after `read` of
-        what a Reading makes."""
+        what a Reading makes. Blind: the body is not to be read."""
 
     def when_room(self) -> None:
         """Calls `flow` once the gateway has room for more; until then the gateway can't
@@ -348,7 +348,7 @@ class RequestStream:
             return
         if self._at is _At.PENDING and not self._body_comes_first():
             raise ValueError("a request's body came before the answer to its headers")
-        self._body.add(part)
+        self._body.append(part)
         if self._at is _At.PENDING:
             return  # it was too long to wait for its end
         size = len(part.body)
@@ -363,7 +363,7 @@ class RequestStream:
         if self._request_mode != _DUPLEX:
             self.send(messages.REQUEST_BODY_PASS)
             return
-        self._body.add(part)
+        self._body.append(part)
         if not self._flows:
             self._flows = True
             self.flow()

@@ -51,7 +51,8 @@ class Roster:
         """clock: Unix time, for `created` of models."""
         self._client = client
         self._clock = clock
-        self._workers: list[WorkerStatus] = []
+        self.workers: Sequence[WorkerStatus] = ()
+        """The last list."""
         self._engines: dict[str, str] = {}
         """Worker id -> its engine."""
         self._models: dict[str, _Model] = {}
@@ -67,7 +68,7 @@ class Roster:
         """Refreshes the list repeatedly, until cancelled."""
         while True:
             await self.refresh()
-            await asyncio.sleep(max(REFRESH_S, WORKER_S * len(self._workers)))
+            await asyncio.sleep(max(REFRESH_S, WORKER_S * len(self.workers)))
 
     async def refresh(self) -> None:
         """Lists the workers at a router once; if no router answers, the last list stays."""
@@ -85,10 +86,10 @@ class Roster:
 
     def use(self, workers: Iterable[WorkerStatus]) -> None:
         """Replaces the list of workers."""
-        self._workers = list(workers)
-        self._engines = {each.worker_id: each.engine for each in self._workers}
+        self.workers = list(workers)
+        self._engines = {each.worker_id: each.engine for each in self.workers}
         self._models = {}
-        for each in self._workers:
+        for each in self.workers:
             for name in ("", *_names(each)):
                 self._models.setdefault(name, _Model()).add(each)
         now = int(self._clock())
@@ -97,12 +98,7 @@ class Roster:
     @property
     def ready(self) -> bool:
         """Whether some worker of some model may be picked."""
-        return any(each.schedulable or each.last_resort for each in self._workers)
-
-    @property
-    def workers(self) -> Sequence[WorkerStatus]:
-        """The last list."""
-        return self._workers
+        return any(each.schedulable or each.last_resort for each in self.workers)
 
     def pair_engines(self, model: str) -> frozenset[str]:
         """Engines of the model's prefill workers; without a model's name, of any model's."""
@@ -125,7 +121,7 @@ class Roster:
             and each.role == role
             and (each.worker_id, each.dp_rank) not in gone
             and (not model or model in _names(each))
-            for each in self._workers
+            for each in self.workers
         )
 
     def estimate_max(self, model: str) -> int:
@@ -136,7 +132,7 @@ class Roster:
     def models(self) -> list[dict[str, Any]]:
         """The models of all workers as OpenAI lists them: names, aliases, LoRAs, each once."""
         cards: dict[str, dict[str, Any]] = {}
-        for each in self._workers:
+        for each in self.workers:
             if each.drained or not each.model:
                 continue
             for name in _names(each):

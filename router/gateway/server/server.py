@@ -131,9 +131,9 @@ class GatewayServer:
         begin_trace: Callable[[str], GatewayTrace | None] | None = None,
     ) -> None:
         """tls: serves HTTPS. door: keys of clients, on every address; None: they need none.
-        begin_trace: the spans of a
-        request, by its traceparent or ""; None: no request has spans. Raises ConfigError for an
-        address that is none, or that the settings don't allow."""
+        begin_trace: the spans of a request, by its traceparent or ""; None: no request has spans.
+        Raises ConfigError for an address that is none, or that the settings don't allow.
+        """
         self._begin_trace = begin_trace
         self._settings = settings
         self._of_requests = requests
@@ -150,8 +150,8 @@ class GatewayServer:
         self._leaving = False
         """Each answer is the last of its connection."""
         self._stopping = False
+        """Requests for workers are refused, but on the connections of `_staying`."""
         self._staying: frozenset[object] = frozenset()
-        """Requests for workers are refused."""
         self._idle = asyncio.Event()
         self._idle.set()
         check_address(settings, door is not None)

@@ -14,7 +14,6 @@ import asyncio
 import io
 import ssl
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import aiohttp
@@ -131,12 +130,7 @@ class Upstreams:
             skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
         )
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for session in (self._session, self._fresh):
             if session is not None:
                 await session.close()
@@ -258,12 +252,7 @@ class Sent:
     def _use(self, protocol: AnswerProtocol) -> None:
         self._protocol = protocol
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._over()
         self._protocol = None
         if self._looks is not None:

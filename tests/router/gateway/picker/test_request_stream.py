@@ -53,10 +53,10 @@ class Recorder(RequestStream):
     def may_hold(self, size: int) -> bool:
         return self.has_room
 
-    def ask(self, asked: Reading | Blind) -> None:
-        self.questions.append(asked if isinstance(asked, Blind) else None)
-        if isinstance(asked, Reading):
-            self.exchanges.append(asked.make())
+    def ask(self, body: Reading | Blind) -> None:
+        self.questions.append(body if isinstance(body, Blind) else None)
+        if isinstance(body, Reading):
+            self.exchanges.append(body.make())
             self.read(self.exchanges[-1])
 
     def when_room(self) -> None:
