@@ -259,11 +259,6 @@ class Prompts:
         """Number of children killed or lost, by cause."""
         return sum((pool.killed for pool in self._children.values()), self._killed.copy())
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the children that run, of all models."""
-        return [pid for pool in self._children.values() for pid in pool.pids]
-
     def configure(self, models: Mapping[str, ModelPrompts]) -> None:
         """Puts another configuration in force: canaries run again for every worker, and models
         whose settings changed are compared again.
