@@ -43,14 +43,14 @@ class Health:
 
     def __init__(self) -> None:
         self.serving = False
-        self._watchers: dict[Stream, Calls] = {}
+        self.watchers: dict[Stream, Calls] = {}
 
     def set(self, *, serving: bool) -> None:
         """Sets the state, and sends it to all clients that watch."""
         if serving == self.serving:
             return
         self.serving = serving
-        for stream, calls in list(self._watchers.items()):
+        for stream, calls in list(self.watchers.items()):
             name = stream.call
             if isinstance(name, str) and name != LIVENESS:
                 calls.send(stream, self.of(name))
@@ -61,12 +61,6 @@ class Health:
             raise KeyError(name)
         status = _SERVING if self.serving or name == LIVENESS else _NOT_SERVING
         return health_pb2.HealthCheckResponse(status=status).SerializeToString()
-
-    def watch(self, stream: Stream, calls: "Calls") -> None:
-        self._watchers[stream] = calls
-
-    def leave(self, stream: Stream) -> None:
-        self._watchers.pop(stream, None)
 
 
 class _Channel:
@@ -138,7 +132,7 @@ class Calls:
             self.finish(stream, Status.INTERNAL, str(error))
             return
         due_s = inf if deadline_s is None else deadline_s
-        call = self._picker.request(_Channel(self, stream), self._repeats, due_s)
+        call = PickedRequest(self._picker, _Channel(self, stream), self._repeats, due_s)
         stream.call = call
         self._deadlines.add(call)
 
@@ -184,7 +178,7 @@ class Calls:
             call.reset()
             call.left()
         else:
-            self._health.leave(stream)
+            self._health.watchers.pop(stream, None)
 
     def hold(self, stream: Stream, *, held: bool) -> None:
         """Sets whether a stream's gateway may send no more than its window has room for."""
@@ -218,7 +212,7 @@ class Calls:
         self.send(stream, answer)
         if watches:
             stream.call = name
-            self._health.watch(stream, self)
+            self._health.watchers[stream] = self
         else:
             self.finish(stream)
 

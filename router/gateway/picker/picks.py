@@ -119,18 +119,9 @@ class Picker:
         self.idle.set()
         self.not_followed = Seldom(log)
 
-    def request(
-        self,
-        channel: Channel,
-        repeats: Repeats,
-        deadline_s: float,
-    ) -> "PickedRequest":
-        """Makes the object for one stream and its request. repeats: of its connection. deadline_s:
-        of the call, by the loop's clock; inf: none.
-        """
-        call = PickedRequest(self, channel, repeats, deadline_s)
+    def opened(self, call: "PickedRequest") -> None:
+        """Records a stream, whose request has not begun."""
         self._streams_idle[call] = None
-        return call
 
     def began(self, call: "PickedRequest") -> None:
         """Records that a stream's request has begun."""
@@ -181,7 +172,7 @@ class PickedRequest(RequestStream):
         repeats: Repeats,
         deadline_s: float,
     ) -> None:
-        """See Picker.request."""
+        """repeats: of its connection. deadline_s: of the call, by the loop's clock; inf: none."""
         super().__init__(
             channel.send,
             channel.close,
@@ -210,6 +201,7 @@ class PickedRequest(RequestStream):
         self._holds_back = False
         """Whether the gateway can't send, since the body is being passed on."""
         self._gone = False
+        picker.opened(self)
 
     def left(self) -> None:
         """Records that the stream is over on both sides."""

@@ -107,7 +107,7 @@ class Told:
 
     def open(self, deadline_s: float = inf) -> PickedRequest:
         channel = ToldChannel(self)
-        channel.call = self.picker.request(channel, Repeats(), deadline_s)
+        channel.call = PickedRequest(self.picker, channel, Repeats(), deadline_s)
         return channel.call
 
     def sample(self, family: str, **labels: str) -> float:
