@@ -111,7 +111,7 @@ class Upstreams:
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self._sessions: tuple[aiohttp.ClientSession, ...] = ()
-        """With pooled connections, and with fresh ones that are used once."""
+        """A session of pooled connections, and one of fresh connections that are used once."""
         self._open: dict[Sent, None] = {}
 
     async def __aenter__(self) -> Self:
