@@ -4,7 +4,7 @@
     exchange.question()              what to ask a router
     exchange.upstream(...)           the request to the worker of its pick
     exchange.answered(status, ...)   the answer's head: pass it on, or try another worker
-    exchange.data(chunk)             the answer's bytes, less what the client did not request
+    exchange.answer.feed(chunk)      the answer's bytes, less what the client did not request
     exchange.ended() / broke()       the report, and what the client still gets
 
 The gateway has sockets around it; Envoy's picker has Envoy.
@@ -20,7 +20,7 @@ Laws:
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -29,8 +29,10 @@ from msgspec import UNSET
 from events.engines.table import engine_of
 from kvroute.client.messages.options import random_id
 from kvroute.client.messages.usage import Usage
+from kvroute.client.requests.failures import Kind, of_status
+from kvroute.v1 import FailureReason
 from router.gateway.engine_plane import is_of_plane
-from router.gateway.openai_body import BOM, TENANT_HEADERS, read
+from router.gateway.openai_body import BOM, TENANT_HEADERS, Facts
 from router.gateway.refusals import error_event
 from router.gateway.top_level import changed
 from router.gateway.usage import AnswerReader
@@ -70,25 +72,13 @@ _BY_LOAD_WITHOUT_REASON = frozenset(("UNIMPLEMENTED", "RESOURCE_EXHAUSTED"))
 of older releases; and of gRPC itself, for a message past all limits of the router."""
 
 
-class Blame(StrEnum):
-    """The party whose failure ended a request, as in kvroute.v1.FailureReason."""
+class Blame(Enum):
+    """The party whose failure ended a request, as it is reported to the router."""
 
-    WORKER = "worker"
-    TIMEOUT = "timeout"
-    CLIENT = "client"
-    CANCELLED = "cancelled"
-
-
-class Verdict(StrEnum):
-    """What the gateway does with a worker's answer."""
-
-    PASS = "pass"
-    REFUSED = "refused"
-    """Passed on; the worker blames the request."""
-    ELSEWHERE = "elsewhere"
-    """Another worker is tried; passed on if there is none."""
-    UNUSABLE = "unusable"
-    """Another worker is tried; never passed on: 101, 3xx and statuses that HTTP does not have."""
+    WORKER = FailureReason.FAILURE_REASON_WORKER
+    TIMEOUT = FailureReason.FAILURE_REASON_TIMEOUT
+    CLIENT = FailureReason.FAILURE_REASON_CLIENT
+    CANCELLED = FailureReason.FAILURE_REASON_CANCELLED
 
 
 class Upstream(NamedTuple):
@@ -140,7 +130,7 @@ class Exchange:
         self.body = body.removeprefix(BOM)
         self.identity = identity
         self._forwarded = forwarded(headers.items())
-        self.facts = read(self.body, self._forwarded, self.kind, low_first=low_first)
+        self.facts = Facts(self.body, self._forwarded, self.kind, low_first=low_first)
         self.tenant = self.facts.tenant
         if identity is not None and identity.tenant:
             self.tenant = identity.tenant
@@ -151,10 +141,9 @@ class Exchange:
         """Cache salt in the place of the client's; None: the client's stays."""
         self.request_id = request_id
         self._changes_bodies = changes_bodies
-        self.passed = False
-        """Whether a byte of an answer was passed on, so that no other worker can be tried."""
         self.outcome: Outcome | None = None
-        self._reader = AnswerReader(self.kind, is_stream=False)
+        self.answer = AnswerReader(self.kind, is_stream=False)
+        """The present answer, the last one that was tried."""
 
     # The router
 
@@ -181,23 +170,18 @@ class Exchange:
             options["estimated_tokens"] = max(1, min(tokens, tokens_max))
             options["charged_tokens"] = tokens
         options["model"] = facts.model  # empty, too: what is left out is looked for in the body
-        if facts.session_id:
-            options["session_id"] = facts.session_id
-        if facts.ttft_slo_ms is not None:
-            options["ttft_slo_ms"] = facts.ttft_slo_ms
-        if facts.tpot_slo_ms is not None:
-            options["tpot_slo_ms"] = facts.tpot_slo_ms
-        if self.tenant:
-            options["tenant"] = self.tenant
-        if facts.priority is not None:
-            options["priority"] = self._allowed(facts.priority)
-        counts = (facts.output_tokens_max, output_tokens)
-        bounds = [count for count in counts if count is not None]
-        if bounds:
-            options["expected_output_tokens"] = min(bounds)
-        if self.request_id:
-            options["request_id"] = self.request_id + CLIENT_ID_END + random_id()
-        return options
+        expected = [n for n in (facts.output_tokens_max, output_tokens) if n is not None]
+        own_id = self.request_id and self.request_id + CLIENT_ID_END + random_id()
+        given = {
+            "session_id": facts.session_id or None,
+            "ttft_slo_ms": facts.ttft_slo_ms,
+            "tpot_slo_ms": facts.tpot_slo_ms,
+            "tenant": self.tenant or None,
+            "priority": self._priority(),
+            "expected_output_tokens": min(expected, default=None),
+            "request_id": own_id or None,
+        }
+        return options | {name: value for name, value in given.items() if value is not None}
 
     @property
     def has_body(self) -> bool:
@@ -277,57 +261,18 @@ class Exchange:
             and self.kind.usage_is_option
         )
 
-    def answered(self, status: int, content_type: str, encoding: str = "") -> Verdict:
-        """Reads the head of a worker's answer, and says what to do with it. encoding:
-        Content-Encoding; compressed bytes, which the gateway requests from no worker, are passed on
-        unread.
+    def answered(self, status: int, content_type: str, encoding: str = "") -> Kind | None:
+        """Reads the head of a worker's answer; returns the kind of its failure, None: it is none.
+        encoding: Content-Encoding; compressed bytes, which the gateway requests from no worker, are
+        passed on unread.
         """
         is_stream = content_type.lower().startswith("text/event-stream") and (
             encoding.lower() in ("", "identity")
         )
-        self._reader = AnswerReader(
+        self.answer = AnswerReader(
             self.kind, is_stream=is_stream, takes_usage_out=self.takes_usage_out
         )
-        if 200 <= status < 300:
-            return Verdict.PASS
-        if 400 <= status < 500 and status not in (408, 429):
-            return Verdict.REFUSED
-        return Verdict.ELSEWHERE if 400 <= status < 600 else Verdict.UNUSABLE
-
-    def data(self, chunk: bytes) -> bytes:
-        """Reads a part of the answer; returns the bytes to pass on."""
-        passed = self._reader.feed(chunk)
-        if passed:
-            self.passed = True
-        return passed
-
-    def rest(self) -> bytes:
-        """The bytes to pass on when the worker's answer has ended."""
-        held = self._reader.rest()
-        self.passed |= bool(held)
-        return held
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the present answer is a stream of events."""
-        return self._reader.is_stream
-
-    @property
-    def response_id(self) -> str:
-        """Id of an answer of /v1/responses, which later requests may name; empty: none."""
-        return self._reader.response_id()
-
-    @property
-    def first_token(self) -> bool:
-        """Whether the present answer has brought its first token."""
-        return self._reader.first_token
-
-    @property
-    def output_tokens(self) -> int:
-        """Output tokens so far: the number of a stream's events, which usually have a token
-        each.
-        """
-        return self._reader.chunks
+        return None if 200 <= status < 300 else of_status(status)
 
     # The end
 
@@ -336,17 +281,18 @@ class Exchange:
         unless the engine ended its stream with an error.
         """
         if self.outcome is None:
-            if blame is None and (status := self._reader.error_status()) is not None:
+            answer = self.answer
+            if blame is None and (status := answer.error_status()) is not None:
                 blame = Blame.WORKER if status >= 500 else Blame.CLIENT
-            usage = self._reader.usage() if blame is None else Usage()
+            usage = answer.usage() if blame is None else Usage()
             if not self.facts.has_one_prompt:
                 usage = usage._replace(prompt_tokens=None)
             output = usage.output_tokens
             self.outcome = Outcome(
                 blame,
                 usage,
-                self.output_tokens if output is None else output,
-                self._reader.finish_reason() if blame is None else "",
+                answer.chunks if output is None else output,
+                answer.finish_reason() if blame is None else "",
             )
         return self.outcome
 
@@ -356,10 +302,11 @@ class Exchange:
         are cut.
         """
         self.ended(blame)
-        if not self._reader.is_stream:
+        answer = self.answer
+        if not answer.is_stream:
             return b""
-        lead = b"\n\n" if self._reader.inside_event else b""
-        number = self._reader.next_number()
+        lead = b"\n\n" if answer.inside_event else b""
+        number = answer.next_number()
         return lead + error_event(reason, message, self.kind.errors, number=number)
 
     @property
@@ -378,9 +325,12 @@ class Exchange:
         if self.identity is not None:
             self.identity.check_body(self.facts.model, self.facts.adapters, self.facts.of_plane)
 
-    def _allowed(self, priority: int) -> int:
-        """Lowers a priority to the highest that the client's key may have."""
-        return priority if self.identity is None else min(priority, self.identity.priority_max)
+    def _priority(self) -> int | None:
+        """The client's, lowered to the highest that its key may have; None: it sets none."""
+        priority = self.facts.priority
+        if priority is None or self.identity is None:
+            return priority
+        return min(priority, self.identity.priority_max)
 
     def _of_owner(self) -> str | None:
         """A salt of the request's owner: of a fixed length, so that nothing that a client adds

@@ -11,7 +11,6 @@ Laws:
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -108,81 +107,55 @@ _object = msgspec.json.Decoder(dict[str, Raw])
 _adapters = msgspec.json.Decoder(str | list[str | None] | None)
 
 
-@dataclass(frozen=True, slots=True)
 class Facts:
     """The fields of a request that routing needs."""
 
-    model: str
-    is_stream: bool
-    wants_usage: bool
-    """The client requested the usage of a stream."""
-    stream_options: Mapping[str, Raw] | None
-    """The client's own; None: they can't be read, and stay as they are."""
-    names_stream_options: bool
-    names_priority: bool
-    names_salt: bool
-    session_id: str
-    tenant: str
-    priority: int | None
-    """The router's: higher is sooner."""
-    ttft_slo_ms: int | None
-    tpot_slo_ms: int | None
-    output_tokens_max: int | None
-    """Tokens of all answers together, at most; None: the client sets no bound."""
-    cache_salt: str
-    has_one_prompt: bool
-    """False: a completion with a list of prompts, whose usage is that of all."""
-    previous_response_id: str
-    is_background: bool
-    """A response that its engine goes on with after the answer."""
-    names_tokens: bool
-    """The body has fields of its own in which engines take tokens."""
-    adapters: tuple[str, ...]
-    """Models of engine_plane.ADAPTER; "" among them: it can't be read."""
-    of_plane: tuple[str, ...]
-    """Fields of the engines' own plane, see engine_plane.py."""
-    spans: Mapping[str, tuple[int, int]]
-    """Where fields lie that a gateway may replace."""
-    is_readable: bool
-    """False: routers can't read the body, though engines can: it has NaN or Infinity."""
-
-
-def read(
-    body: bytes, headers: Mapping[str, str], kind: BodyFormat, *, low_first: bool = False
-) -> Facts:
-    """Reads a request; raises GatewayRefusal for a body that is no JSON object, or a model that is
-    no text. headers: names in lower case. low_first: the body's priority is lower for sooner.
-    """
-    fields, within = decoded(_decoder, body)
-    spans = _spans(fields, within)
-    if within is not body:
-        _read_again(fields, within, body)
-    options, wants_usage = _stream_options(fields.stream_options)
-    salt = fields.cache_salt
-    return Facts(
-        model=_model(fields.model),
-        is_stream=flag(fields.stream) or False,
-        wants_usage=wants_usage,
-        stream_options=options,
-        names_stream_options=fields.stream_options is not UNSET,
-        names_priority=fields.priority is not UNSET,
-        names_salt=salt is not UNSET,
-        session_id=_session(getattr(fields, kind.session_field), headers),
-        tenant=(_header(headers, TENANT_HEADERS) or _aside_text(fields.user))[:TEXT_MAX],
-        priority=_priority(fields, headers, low_first),
-        ttft_slo_ms=_slo_ms(headers, TTFT_SLO_HEADERS),
-        tpot_slo_ms=_slo_ms(headers, TPOT_SLO_HEADERS) or None,
-        output_tokens_max=_output_tokens_max(fields, kind.limit_fields),
-        cache_salt="" if salt is UNSET else _short(text(salt) or ""),
-        has_one_prompt=not _is_list_of_prompts(fields.prompt),
-        previous_response_id=_text_of(fields.previous_response_id) if kind.is_continued else "",
-        is_background=kind.is_continued and bool(flag(fields.background)),
-        names_tokens=not (fields.kv_transfer_params is UNSET and fields.input_ids is UNSET),
-        adapters=_adapters_of(fields.lora_path),
-        of_plane=_of_plane(fields),
-        spans=spans,
-        is_readable=within is body,
-    )
+    def __init__(
+        self, body: bytes, headers: Mapping[str, str], kind: BodyFormat, *, low_first: bool = False
+    ) -> None:
+        """headers: names in lower case. low_first: the body's priority is lower for sooner. Raises
+        GatewayRefusal for a body that is no JSON object, or a model that is no text.
+        """
+        fields, within = decoded(_decoder, body)
+        self.spans = _spans(fields, within)
+        """Where fields lie that a gateway may replace."""
+        self.is_readable = within is body
+        """False: routers can't read the body, though engines can: it has NaN or Infinity."""
+        if not self.is_readable:
+            _read_again(fields, within, body)
+        self.model = _model(fields.model)
+        self.is_stream = flag(fields.stream) or False
+        self.stream_options, self.wants_usage = _stream_options(fields.stream_options)
+        """The client's own options, None: they can't be read, and stay as they are; and whether
+        they request the usage of a stream."""
+        self.names_stream_options = fields.stream_options is not UNSET
+        self.names_priority = fields.priority is not UNSET
+        self.names_salt = fields.cache_salt is not UNSET
+        self.session_id = _session(getattr(fields, kind.session_field), headers)
+        tenant = _header(headers, TENANT_HEADERS) or _aside_text(fields.user)
+        self.tenant = tenant[:TEXT_MAX]
+        self.priority = _priority(fields, headers, low_first)
+        """The router's: higher is sooner; None: the client sets none."""
+        self.ttft_slo_ms = _slo_ms(headers, TTFT_SLO_HEADERS)
+        self.tpot_slo_ms = _slo_ms(headers, TPOT_SLO_HEADERS) or None
+        self.output_tokens_max = _output_tokens_max(fields, kind.limit_fields)
+        """Tokens of all answers together, at most; None: the client sets no bound."""
+        self.cache_salt = _salt(fields.cache_salt)
+        self.has_one_prompt = not _is_list_of_prompts(fields.prompt)
+        """False: a completion with a list of prompts, whose usage is that of all."""
+        self.previous_response_id = ""
+        self.is_background = False
+        """A response that its engine goes on with after the answer."""
+        if kind.is_continued:
+            self.previous_response_id = _text_of(fields.previous_response_id)
+            self.is_background = flag(fields.background) or False
+        unnamed = fields.kv_transfer_params is UNSET and fields.input_ids is UNSET
+        self.names_tokens = not unnamed
+        """The body has fields of its own in which engines take tokens."""
+        self.adapters = _adapters_of(fields.lora_path)
+        """Models of engine_plane.ADAPTER; "" among them: it can't be read."""
+        self.of_plane = _of_plane(fields)
+        """Fields of the engines' own plane, see engine_plane.py."""
 
 
 def _spans(fields: _Body, within: bytes) -> dict[str, tuple[int, int]]:
@@ -232,8 +205,9 @@ def _text_of(value: Raw) -> str:
     return written[:TEXT_MAX]
 
 
-def _short(salt: str) -> str:
+def _salt(value: _Known) -> str:
     """A salt that routers take: a long one's digest, which no other salt has."""
+    salt = "" if value is UNSET else text(value) or ""
     return salt if len(salt) <= TEXT_MAX else sha256(salt.encode()).hexdigest()
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from kvroute.client import KvRouteError, RouterUnreachable
 from kvroute.client.requests.failures import Kind
 from router.request.error_forms import ErrorForm
 from router.request.refusal import Reason
@@ -160,6 +161,13 @@ _CODES = {
     "RESPONSE_GONE": "previous_response_not_found",
 }
 """Reasons for which OpenAI has a code that clients know; others are their own code."""
+
+
+def reason_of(error: KvRouteError) -> str:
+    """The reason for which a request has no pick."""
+    if error.reason is None and isinstance(error, RouterUnreachable):
+        return "ROUTER_UNREACHABLE"
+    return error.reason or error.code.name
 
 
 def answer_of(

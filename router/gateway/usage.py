@@ -85,8 +85,11 @@ class AnswerReader:
         """
         self.first_token = False
         """Whether a byte that only a first token brings has come."""
+        self.passed = False
+        """Whether a byte was passed on, so that no other worker can be tried."""
         self.chunks = 0
-        """Events of a stream so far; one of an answer that is no stream."""
+        """Events of a stream so far, which usually have a token each; one of an answer that is no
+        stream."""
         self._kind = kind
         self.is_stream = is_stream
         self._takes_out = takes_usage_out and is_stream
@@ -117,6 +120,8 @@ class AnswerReader:
             chunk = self._without_usage(chunk)
         if self.is_stream:
             self.chunks += chunk.count(b"\n\n")
+        if chunk:
+            self.passed = True
         tail = self._tail
         tail += chunk if len(chunk) <= TAIL_BYTES else chunk[-TAIL_BYTES:]
         if len(tail) > KEPT_BYTES:
@@ -124,8 +129,9 @@ class AnswerReader:
         return chunk
 
     def rest(self) -> bytes:
-        """The bytes still held at the answer's end."""
+        """The bytes still held at the answer's end, to pass on now."""
         held, self._held = self._held, b""
+        self.passed |= bool(held)
         return held
 
     @property
@@ -159,7 +165,7 @@ class AnswerReader:
         return int(numbers[-1]) + 1 if numbers else self.chunks
 
     def response_id(self) -> str:
-        """Id of an answer of /v1/responses; empty: it has none."""
+        """Id of an answer of /v1/responses, which later requests may name; empty: it has none."""
         named = _RESPONSE_ID.search(self._head or self._ending())
         return named[1].decode() if self._kind.is_continued and named else ""
 

@@ -34,18 +34,16 @@ def unsupported(message: str) -> PromptError:
     return PromptError(Reason.UNSUPPORTED_CONTENT, message)
 
 
+_TYPES: dict[type, str] = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+}
+
+
 def type_name(value: Any) -> str:
     """The JSON name of a decoded value's type, for messages."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "a boolean"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a string"
-        case list():
-            return "an array"
-        case _:
-            return "an object"
+    return _TYPES.get(type(value), "an object")

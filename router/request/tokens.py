@@ -170,6 +170,30 @@ class Own:
     usage_tokens: int
 
 
+@dataclass(slots=True)
+class _Case:
+    """A prompt on its way to its tokens, with what is known so far."""
+
+    ask: PromptAsk
+    settings: ModelPrompts
+    target: Target
+    own: Done | None = None
+    """What a child made of it; None: it has made nothing."""
+    own_bytes: bytes = b""
+    """The child's tokens."""
+    failed: PromptError | None = None
+    """Why a child made nothing."""
+    shape: str = ""
+
+    @property
+    def worker_id(self) -> str:
+        return self.ask.engine.worker_id if self.ask.engine is not None else ""
+
+
+_DEFAULT = ModelPrompts()
+"""Settings of a model that is not configured."""
+
+
 class Prompts:
     """Makes the tokens of one process's prompts. Made in a running event loop; must be closed."""
 
@@ -202,8 +226,8 @@ class Prompts:
         """Time of rendering in children."""
         self.renders = 0
         self.audits_left_out = 0
-        self._default = ModelPrompts()
-        self._models: dict[str, ModelPrompts] = {}
+        self.models = dict(models)
+        """Settings by model name, as configured."""
         self._children: dict[str, Children] = {}
         self._engines = Engines()
         self._access = access or (lambda _, base: EngineAccess(base))
@@ -219,12 +243,6 @@ class Prompts:
         """Those of them that end with the process, and need not be finished."""
         self._audits = 0
         self._random_share = random_share or random.Random().random
-        self._use(models)
-
-    @property
-    def models(self) -> Mapping[str, ModelPrompts]:
-        """Settings by model name, as configured."""
-        return self._models
 
     @property
     def waiting(self) -> int:
@@ -241,19 +259,14 @@ class Prompts:
         """Number of children killed or lost, by cause."""
         return sum((pool.killed for pool in self._children.values()), self._killed.copy())
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the children that run, of all models."""
-        return [pid for pool in self._children.values() for pid in pool.pids]
-
     def configure(self, models: Mapping[str, ModelPrompts]) -> None:
         """Puts another configuration in force: canaries run again for every worker, and models
         whose settings changed are compared again.
         """
         changed = [
             name
-            for name in self._models.keys() | models.keys()
-            if self._models.get(name) != models.get(name)
+            for name in self.models.keys() | models.keys()
+            if self.models.get(name) != models.get(name)
         ]
         pools = [pool for name in changed if (pool := self._children.pop(name, None)) is not None]
         for name in changed:
@@ -263,7 +276,7 @@ class Prompts:
         for reservation_id, (own, _) in list(self._remembered.items()):
             if own.model in changed:
                 del self._remembered[reservation_id]
-        self._use(models)
+        self.models = dict(models)
         self._seen.clear()
         self.lacking.clear()
         for pool in pools:
@@ -359,7 +372,7 @@ class Prompts:
 
     async def _made(self, ask: PromptAsk) -> PromptTokens:
         """Raises PromptError."""
-        settings = self._models.get(ask.model, self._default)
+        settings = self.models.get(ask.model, _DEFAULT)
         source = ask.source or settings.source
         if source is Source.OFF:
             raise PromptError(
@@ -370,56 +383,46 @@ class Prompts:
             self._see(ask.model, settings, ask.engine)
             if source is Source.AUTO and self.is_odd(ask.model, ask.engine):
                 source = Source.ENGINE  # the others are away, or it would be passed over
-        own: tuple[Done, bytes] | None = None
-        failed: PromptError | None = None
+        case = _Case(ask, settings, _target(ask.engine))
         if source is not Source.ENGINE:
             try:
-                own = await self._own(ask.model, settings, ask.kind, ask.content, _kind(ask.engine))
+                case.own, case.own_bytes = await self._own(ask, settings)
+                case.shape = self.proof.shape(ask.model, case.own.shape)
             except PromptError as error:
-                failed = error.with_traceback(None)  # its frames have `failed`: a cycle
-        if source is Source.LOCAL and failed is not None:
-            try:
-                raise failed
-            finally:
-                del failed  # a cycle: its traceback refers to this frame
-        target = _target(ask.engine)
-        shape = self.proof.shape(ask.model, own[0].shape) if own is not None else ""
-        state = self.proof.state(ask.model, target, shape)
-        if own is not None and (state is State.PROVEN or source is Source.LOCAL):
+                if source is Source.LOCAL:
+                    raise
+                case.failed = error.with_traceback(None)  # its frames have the case: a cycle
+        state = self._state(case)
+        if case.own is not None and (state is State.PROVEN or source is Source.LOCAL):
             if state is State.PROVEN:
-                self._audit(ask, settings, target, shape, own[1])
-            return self._local(ask.model, target, shape, own, state)
+                self._audit(case)
+            return self._local(case, case.own)
         try:
             theirs = await self._theirs(ask, settings, inf if ask.require else ASK_S)
         except EngineRefused as error:
-            return self._without_engine(ask, target, shape, own, failed, f"it refuses it: {error}")
+            return self._without_engine(case, f"it refuses it: {error}")
         except EngineAway as error:
             if isinstance(error, EngineLacks) and ask.engine is not None:
                 self._note_lacking(ask.model, ask.engine, str(error))
-            return self._without_engine(ask, target, shape, own, failed, str(error))
+            return self._without_engine(case, str(error))
         if ask.engine is not None:
             self.lacking.pop((ask.model, ask.engine.worker_id), None)
-        if own is not None and not self._in_force(ask.model, settings):
-            own = None  # the configuration changed meanwhile
-        return self._of_engine(ask, target, shape, own, failed, theirs)
+        if not self._in_force(ask.model, settings):
+            case.own = None  # the configuration changed meanwhile
+        return self._of_engine(case, theirs)
 
-    def _of_engine(
-        self,
-        ask: PromptAsk,
-        target: Target,
-        shape: str,
-        own: tuple[Done, bytes] | None,
-        failed: PromptError | None,
-        theirs: EngineTokens,
-    ) -> PromptTokens:
+    def _state(self, case: _Case) -> State:
+        return self.proof.state(case.ask.model, case.target, case.shape)
+
+    def _of_engine(self, case: _Case, theirs: EngineTokens) -> PromptTokens:
         """The engine's tokens, compared with ours if there are any, unless the shape is barred."""
-        model, settings = ask.model, self._models.get(ask.model, self._default)
+        model, own = case.ask.model, case.own
         if own is not None:
-            self._compared(ask, target, shape, own[1], theirs.token_bytes)
-        state = self.proof.state(model, target, shape)
+            self._compared(case, theirs.token_bytes)
+        state = self._state(case)
         kept = own is not None and state is not State.BARRED
-        for_all = settings.render or (
-            own is not None and own[1] == theirs.token_bytes and state is State.PROVEN
+        for_all = self.models.get(model, _DEFAULT).render or (
+            own is not None and case.own_bytes == theirs.token_bytes and state is State.PROVEN
         )
         return PromptTokens(
             len(theirs.token_bytes) // 4,
@@ -427,64 +430,40 @@ class Prompts:
             theirs.token_bytes,
             verified=True,
             digest=self.digests.get(model, ""),
-            shape=shape or (failed.shape if failed is not None else ""),
+            shape=case.shape or (case.failed.shape if case.failed is not None else ""),
             items=theirs.items,
-            own=Own(model, target, shape, own[0].usage_tokens) if own and kept else None,
-            only_for="" if for_all or ask.engine is None else ask.engine.worker_id,
+            own=Own(model, case.target, case.shape, own.usage_tokens) if own and kept else None,
+            only_for="" if for_all else case.worker_id,
         )
 
-    def _without_engine(
-        self,
-        ask: PromptAsk,
-        target: Target,
-        shape: str,
-        own: tuple[Done, bytes] | None,
-        failed: PromptError | None,
-        why: str,
-    ) -> PromptTokens:
+    def _without_engine(self, case: _Case, why: str) -> PromptTokens:
         """No engine gave tokens: ours, if nothing speaks against them. Raises PromptError."""
-        if failed is not None:
-            if failed.reason in REFUSED:
-                try:
-                    raise failed
-                finally:
-                    del failed  # a cycle: its traceback refers to this frame
-            raise PromptError(
-                failed.reason,
-                f"{failed.message}; and no engine gave its tokens: {why}",
-                failed.shape,
-            )
-        state = self.proof.state(ask.model, target, shape)
-        if own is None or state is State.BARRED:
-            message = "" if own is None else "the router's own tokens differed for this shape, and "
-            raise PromptError(
-                Reason.RENDERER_UNAVAILABLE, f"{message}no engine gave tokens: {why}", shape
-            )
-        return self._local(ask.model, target, shape, own, state)
+        if (failed := case.failed) is not None:
+            message = failed.message
+            if failed.reason not in REFUSED:
+                message = f"{message}; and no engine gave its tokens: {why}"
+            raise PromptError(failed.reason, message, failed.shape)
+        if case.own is None or self._state(case) is State.BARRED:
+            message = f"no engine gave tokens: {why}"
+            if case.own is not None:
+                message = f"the router's own tokens differed for this shape, and {message}"
+            raise PromptError(Reason.RENDERER_UNAVAILABLE, message, case.shape)
+        return self._local(case, case.own)
 
-    def _local(
-        self, model: str, target: Target, shape: str, own: tuple[Done, bytes], state: State
-    ) -> PromptTokens:
-        done, token_bytes = own
+    def _local(self, case: _Case, own: Done) -> PromptTokens:
         return PromptTokens(
-            done.count,
+            own.count,
             MadeBy.LOCAL,
-            token_bytes,
-            verified=state is State.PROVEN,
-            digest=done.digest,
-            shape=shape,
-            own=Own(model, target, shape, done.usage_tokens),
+            case.own_bytes,
+            verified=self._state(case) is State.PROVEN,
+            digest=own.digest,
+            shape=case.shape,
+            own=Own(case.ask.model, case.target, case.shape, own.usage_tokens),
         )
 
-    async def _own(
-        self,
-        model: str,
-        settings: ModelPrompts,
-        kind: BodyFormat,
-        content: bytes,
-        engine: str,
-    ) -> tuple[Done, bytes]:
+    async def _own(self, ask: PromptAsk, settings: ModelPrompts) -> tuple[Done, bytes]:
         """Tokens of the router's own making; raises PromptError."""
+        model = ask.model
         if settings.renderer is None:
             raise PromptError(
                 Reason.NO_TOKENIZER,
@@ -495,10 +474,10 @@ class Prompts:
             pool = self._children[model] = Children(
                 settings.processes, memory_bytes=settings.memory_bytes
             )
-        affinity = xxh3_64_intdigest(content[:AFFINITY_BYTES])
+        affinity = xxh3_64_intdigest(ask.content[:AFFINITY_BYTES])
         try:
             done, token_bytes = await pool.render(
-                model, settings.renderer, kind, content, engine, affinity
+                model, settings.renderer, ask.kind, ask.content, _kind(ask.engine), affinity
             )
         except PromptError as error:
             if error.reason is Reason.NO_TOKENIZER and self._in_force(model, settings):
@@ -552,9 +531,10 @@ class Prompts:
             for kind, content in canaries(engine.model):
                 if not self._in_force(model, settings):
                     return
+                ask = PromptAsk(model, kind, content, engine)
                 with suppress(PromptError, EngineAway, EngineRefused):
-                    done, own = await self._own(model, settings, kind, content, engine.kind)
-                    theirs = await self._theirs(PromptAsk(model, kind, content, engine), settings)
+                    done, own = await self._own(ask, settings)
+                    theirs = await self._theirs(ask, settings)
                     shape = self.proof.shape(model, done.shape)
                     outcomes.setdefault(shape, []).append((own, theirs.token_bytes))
         if not self._in_force(model, settings):
@@ -568,44 +548,38 @@ class Prompts:
 
     def _in_force(self, model: str, settings: ModelPrompts) -> bool:
         """Whether the model's configuration is still this one."""
-        return self._models.get(model, self._default) == settings
+        return self.models.get(model, _DEFAULT) == settings
 
-    def _audit(
-        self, ask: PromptAsk, settings: ModelPrompts, target: Target, shape: str, own: bytes
-    ) -> None:
+    def _audit(self, case: _Case) -> None:
         """Compares a share of the proven prompts with the engine's tokens, after the fact."""
-        if ask.engine is None or self._random_share() >= settings.audit_share:
+        if case.ask.engine is None or self._random_share() >= case.settings.audit_share:
             return
         if self._audits >= AUDITS_MAX:
             self.audits_left_out += 1
             return
         self._audits += 1
-        self._compare_later(self._compare(ask, settings, target, shape, own))
+        self._compare_later(self._compare(case))
 
-    async def _compare(
-        self, ask: PromptAsk, settings: ModelPrompts, target: Target, shape: str, own: bytes
-    ) -> None:
+    async def _compare(self, case: _Case) -> None:
         try:
-            theirs = await self._theirs(ask, settings)
+            theirs = await self._theirs(case.ask, case.settings)
         except (EngineAway, EngineRefused):
             self.audits_left_out += 1
             return
         finally:
             self._audits -= 1
-        if self._in_force(ask.model, settings):
-            self._compared(ask, target, shape, own, theirs.token_bytes)
+        if self._in_force(case.ask.model, case.settings):
+            self._compared(case, theirs.token_bytes)
 
-    def _compared(
-        self, ask: PromptAsk, target: Target, shape: str, own: bytes, engine: bytes
-    ) -> None:
+    def _compared(self, case: _Case, engine: bytes) -> None:
         """Compares tokens of one body. Those of a barred shape are compared by canaries alone: they
         would be in the log with each prompt."""
-        model, worker_id = ask.model, ask.engine.worker_id if ask.engine is not None else ""
-        if self.proof.state(model, target, shape) is State.BARRED:
+        if self._state(case) is State.BARRED:
             return
-        difference = self.proof.compare(model, target, shape, own, engine, worker_id)
+        of = case.ask.model, case.target, case.shape
+        difference = self.proof.compare(*of, case.own_bytes, engine, case.worker_id)
         if difference is not None:
-            self._differs(model, target, shape, difference)
+            self._differs(*of, difference)
 
     def _differs(
         self,
@@ -623,9 +597,6 @@ class Prompts:
             "model %s: %s %s and the router make other tokens of a prompt of shape %s: %s; %s",
             *(model, target.engine, target.version, shape, described(difference), then),
         )
-
-    def _use(self, models: Mapping[str, ModelPrompts]) -> None:
-        self._models = dict(models)
 
     def _compare_later(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -20,8 +20,7 @@ from router.fleet.reservations.reservations import Ending, Reservation
 from router.request.narrowing import Narrowing
 from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal
-from router.request.request import Objective, Request, Role
-from router.request.wait import Wait
+from router.request.request import Objective, Request, Role, Wait
 from simulator.engines.content import ChainContent, TokenContent, random_tokens
 from simulator.engines.cost_model import Distance
 from simulator.engines.scheduler import Content, Output, RequestRefused, Sequence, Submission

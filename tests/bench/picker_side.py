@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from kvroute.client import KvRouteClient
 from router.config.settings.picker_settings import PickerSettings
 from router.gateway.picker.calls import EXT_PROC, PROCESS
-from router.gateway.picker.request_stream import Question, Reading, RequestStream
+from router.gateway.picker.request_stream import Blind, Reading, RequestStream
 from router.gateway.picker.server import PickerServer
 from router.gateway.routers import Router
 from router.net.http2 import frames
@@ -36,34 +36,19 @@ BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"%s"}]}
 PATH = "/v1/chat/completions"
 
 
-class Fixed:
-    """A driver whose pick is always the same."""
+class Fixed(RequestStream):
+    """A stream whose pick is always the same."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
-        self.send = send
-        self.stream = RequestStream(self, body_bytes_max=1 << 26)
-
-    def close(self) -> None: ...
-
-    def began(self) -> None: ...
+        super().__init__(send, lambda: None, body_bytes_max=1 << 26)
 
     def when_room(self) -> None:
-        self.stream.flow()
+        self.flow()
 
-    def let_go(self) -> None: ...
-
-    def ask(self, question: Question, reading: Reading | None) -> None:
-        if reading is not None:
-            self.stream.read(reading.make())
-        self.stream.picked("127.0.0.1:9", {})
-
-    def served(self, endpoint: str) -> None: ...
-
-    def first_token(self) -> None: ...
-
-    def progress(self, output_tokens: int) -> None: ...
-
-    def ended(self, outcome: Any, *, observed: bool) -> None: ...
+    def ask(self, body: Reading | Blind) -> None:
+        if isinstance(body, Reading):
+            self.read(body.make())
+        self.picked("127.0.0.1:9", {})
 
 
 async def process(_: Any, context: Any) -> None:
@@ -71,7 +56,7 @@ async def process(_: Any, context: Any) -> None:
     out: list[bytes] = []
     request = Fixed(out.append)
     while (raw := await context.read()) is not grpc.aio.EOF:
-        request.stream.message(raw)
+        request.message(raw)
         for message in out:
             await context.write(message)
         out.clear()

@@ -30,22 +30,21 @@ static void request_all(Span message) {
 static int64_t batch_all(Span batch) {
     Span left = batch;
     Item item;
-    int64_t items = count_items(batch, FIELDS, FIELDS);
-    while (read_item(&left, &item) > 0) touch(item.request);
-    OddItem odd;
-    size_t fields = 0;
-    for (left = batch; read_odd_item(&left, &fields, &odd) > 0;) {
-        if (!odd.is_request) continue;
-        uint8_t *request = exact(odd.request_bytes);
-        copy_requests(&odd, request);
-        touch((Span){request, odd.request_bytes});
+    int more;
+    int64_t items = 0;
+    size_t count, fields = 0;
+    while ((more = read_item(&left, FIELDS, &fields, &item)) > 0) {
+        items++;
+        if (!item.is_request) continue;
+        uint8_t *request = exact(item.request_bytes);
+        copy_request(&item, request);
+        touch((Span){request, item.request_bytes});
         free(request);
     }
-    size_t count;
     Span piece;
     if (!count_fields(batch, 1, FIELDS, FIELDS, &count))
         for (left = batch; next_bytes(&left, 1, &piece);) touch(piece);
-    return items;
+    return more ? -1 : items;
 }
 
 /* Every reader on the content; returns the items that are counted in it as a batch, or -1. */

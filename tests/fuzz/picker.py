@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.gateway.exchange import Outcome as ExchangeOutcome
 from router.gateway.picker import messages
-from router.gateway.picker.request_stream import Question, Reading, RequestStream
+from router.gateway.picker.request_stream import Blind, Reading, RequestStream
 from router.gateway.refusals import GatewayRefusal
 from router.net.http2 import frames
 from router.net.http2.frames import ConnectionFault, Status, frame, literal
@@ -208,44 +208,27 @@ def make_http2(rng: random.Random) -> bytes:
     return bytes(out)
 
 
-@dataclass
-class _Driver:
+class _Request(RequestStream):
     """Picks at once, or refuses, or says nothing, by the request's number of headers."""
 
-    asked: int = 0
-    ends: int = 0
-    closes: int = 0
-    sent: list[bytes] = field(default_factory=list)
-    stream: Any = None
-
-    def send(self, message: bytes) -> None:
-        self.sent.append(message)
-
-    def close(self) -> None:
-        self.closes += 1
-
-    def began(self) -> None: ...
+    def __init__(self) -> None:
+        self.asked = self.ends = 0
+        self.sent: list[bytes] = []
+        super().__init__(self.sent.append, lambda: None, body_bytes_max=4096)
 
     def when_room(self) -> None:
-        self.stream.flow()
+        self.flow()
 
-    def let_go(self) -> None: ...
-
-    def ask(self, question: Question, reading: Reading | None) -> None:
-        if reading is not None and len(question.headers) % 2:
+    def ask(self, body: Reading | Blind) -> None:
+        count = len(self.headers)
+        if isinstance(body, Reading) and count % 2:
             with suppress(GatewayRefusal):
-                self.stream.read(reading.make())
+                self.read(body.make())
         self.asked += 1
-        if len(question.headers) % 3 == 0:
-            self.stream.picked("10.0.0.1:8000", {"x-a": "b"})
-        elif len(question.headers) % 3 == 1:
-            self.stream.unpicked()
-
-    def served(self, endpoint: str) -> None: ...
-
-    def first_token(self) -> None: ...
-
-    def progress(self, output_tokens: int) -> None: ...
+        if count % 3 == 0:
+            self.picked("10.0.0.1:8000", {"x-a": "b"})
+        elif count % 3 == 1:
+            self.unpicked()
 
     def ended(self, outcome: ExchangeOutcome | None, *, observed: bool) -> None:
         self.ends += 1
@@ -253,27 +236,26 @@ class _Driver:
 
 def ext_proc(content: bytes) -> tuple[Any, ...]:
     """Messages, each with its length in two bytes before it."""
-    driver = _Driver()
-    driver.stream = RequestStream(driver, body_bytes_max=4096)
+    stream = _Request()
     said = ""
     for raw in _messages(content):
         _same_part(raw)
         try:
-            driver.stream.message(raw)
+            stream.message(raw)
         except ValueError as error:
             said = str(error)[:20]
             break
     if said:
-        driver.stream.reset()
+        stream.reset()
     else:
-        driver.stream.half_closed()
-    if driver.asked > 1 or driver.ends > 1:
-        raise Difference(f"asked {driver.asked} times, ended {driver.ends} times")
+        stream.half_closed()
+    if stream.asked > 1 or stream.ends > 1:
+        raise Difference(f"asked {stream.asked} times, ended {stream.ends} times")
     kinds = Counter(
-        pb.ProcessingResponse.FromString(raw).WhichOneof("response") for raw in driver.sent
+        pb.ProcessingResponse.FromString(raw).WhichOneof("response") for raw in stream.sent
     )
     answered = sorted((str(kind), min(count, 2)) for kind, count in kinds.items())
-    return (said, driver.asked, driver.ends, *answered)
+    return (said, stream.asked, stream.ends, *answered)
 
 
 def _same_part(raw: bytes) -> None:

@@ -44,17 +44,6 @@ def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-class _Driver:
-    def __init__(self) -> None:
-        self.sent: list[pb.ProcessingResponse] = []
-
-    def send(self, message: bytes) -> None:
-        self.sent.append(pb.ProcessingResponse.FromString(message))
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: None
-
-
 def test_the_conformance_epp_reads_the_suites_header_and_says_what_served() -> None:
     message = pb.ProcessingRequest()
     header = pb.HeaderValue(key="Test-Epp-Endpoint-Selection", raw_value=b"10.0.0.1, 10.0.0.2:80")
@@ -62,13 +51,13 @@ def test_the_conformance_epp_reads_the_suites_header_and_says_what_served() -> N
     assert conformance_epp.subset_of(message) == {"10.0.0.1", "10.0.0.2:80"}
     assert conformance_epp.subset_of(pb.ProcessingRequest(request_headers={})) is None
 
-    driver = _Driver()
-    stream = RequestStream(cast("Any", driver), body_bytes_max=1)
+    sent: list[bytes] = []
+    stream = RequestStream(sent.append, lambda: None, body_bytes_max=1)
     answer = pb.ProcessingRequest(response_headers={})
     served = answer.metadata_context.filter_metadata[messages.LB]
     served.update({messages.SERVED: "10.0.0.1:3000"})
     conformance_epp.answered(stream, answer)
-    (said,) = driver.sent
+    said = pb.ProcessingResponse.FromString(*sent)
     (set_,) = said.response_headers.response.header_mutation.set_headers
     assert (set_.header.key, set_.header.raw_value) == (conformance_epp.SERVED, b"10.0.0.1:3000")
 

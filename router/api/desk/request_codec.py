@@ -19,9 +19,8 @@ from router.fleet.reservations.reservations import FINISH_REASONS, Ending
 from router.request.narrowing import Narrowing
 from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal, Refused
-from router.request.request import Objective, Request, Role
+from router.request.request import Objective, Request, Role, Wait
 from router.request.tokens import MadeBy, PromptTokens
-from router.request.wait import Wait
 from router.request.wire import received as wire
 from router.request.wire.received import (
     BLOCK_HASHES,

@@ -26,7 +26,7 @@ from router.api.desk.answers import Answered, Later, Outlook, Steps
 from router.fleet.reservations.reservations import Reservation
 from router.request.refusal import Reason, Refusal
 from router.request.wire.batches import ITEMS_MAX, Batch, Results
-from router.request.wire.received import TooMuch, in_order
+from router.request.wire.received import TooMuch
 
 SLICE_S = 0.0003
 """CPU time of deciding without a break; then what is decided is sent, so that the caller is at work
@@ -307,12 +307,7 @@ class Deciding:
 def read_batch(content: bytes) -> Batch:
     """Reads a RouteBatch; raises Refusal for invalid bytes, or for more than ITEMS_MAX items."""
     try:
-        try:
-            return Batch(content)
-        except TooMuch:
-            raise
-        except ValueError:  # groups, or a request in several fields
-            return Batch(in_order(content, ITEMS_MAX))
+        return Batch(content)
     except TooMuch as error:
         raise Refusal(
             Reason.INVALID_FIELD, f"the batch has too many items; at most {ITEMS_MAX} are taken"

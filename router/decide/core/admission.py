@@ -45,8 +45,7 @@ from router.fleet.histogram import Histogram
 from router.fleet.reservations.reservations import Reservation
 from router.request.narrowing import Narrowing
 from router.request.refusal import Reason, Refusal
-from router.request.request import Objective, Request
-from router.request.wait import Wait
+from router.request.request import Objective, Request, Wait
 
 ATTEMPTS_MAX = 16
 """Attempts in one turn: each is a whole decision, of 30 to 100 us."""

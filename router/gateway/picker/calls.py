@@ -43,14 +43,14 @@ class Health:
 
     def __init__(self) -> None:
         self.serving = False
-        self._watchers: dict[Stream, Calls] = {}
+        self.watchers: dict[Stream, Calls] = {}
 
     def set(self, *, serving: bool) -> None:
         """Sets the state, and sends it to all clients that watch."""
         if serving == self.serving:
             return
         self.serving = serving
-        for stream, calls in list(self._watchers.items()):
+        for stream, calls in list(self.watchers.items()):
             name = stream.call
             if isinstance(name, str) and name != LIVENESS:
                 calls.send(stream, self.of(name))
@@ -61,12 +61,6 @@ class Health:
             raise KeyError(name)
         status = _SERVING if self.serving or name == LIVENESS else _NOT_SERVING
         return health_pb2.HealthCheckResponse(status=status).SerializeToString()
-
-    def watch(self, stream: Stream, calls: "Calls") -> None:
-        self._watchers[stream] = calls
-
-    def leave(self, stream: Stream) -> None:
-        self._watchers.pop(stream, None)
 
 
 class _Channel:
@@ -138,7 +132,7 @@ class Calls:
             self.finish(stream, Status.INTERNAL, str(error))
             return
         due_s = inf if deadline_s is None else deadline_s
-        call = self._picker.request(_Channel(self, stream), self._repeats, due_s)
+        call = PickedRequest(self._picker, _Channel(self, stream), self._repeats, due_s)
         stream.call = call
         self._deadlines.add(call)
 
@@ -156,7 +150,7 @@ class Calls:
         call: Any = stream.call
         if isinstance(call, PickedRequest):
             try:
-                call.stream.message(content)
+                call.message(content)
             except ValueError as error:
                 now_s = asyncio.get_running_loop().time()
                 _broken.log(now_s, "%s: %s", self._protocol.peer, error)
@@ -171,8 +165,8 @@ class Calls:
         """See Service."""
         call = stream.call
         if isinstance(call, PickedRequest):
-            call.stream.half_closed()
-            if call.stream.is_over:
+            call.half_closed()
+            if call.is_over:
                 call.left()
         elif isinstance(call, str) and call.startswith(HEALTH):
             self.finish(stream, Status.INTERNAL, "a unary request without a message")
@@ -181,10 +175,10 @@ class Calls:
         """See Service."""
         call = stream.call
         if isinstance(call, PickedRequest):
-            call.stream.reset()
+            call.reset()
             call.left()
         else:
-            self._health.leave(stream)
+            self._health.watchers.pop(stream, None)
 
     def hold(self, stream: Stream, *, held: bool) -> None:
         """Sets whether a stream's gateway may send no more than its window has room for."""
@@ -194,7 +188,7 @@ class Calls:
 
     def abandon(self, stream: Stream, call: PickedRequest, status: Status, message: str) -> None:
         """Ends a stream and its request with an error."""
-        call.stream.reset()
+        call.reset()
         call.left()
         self.finish(stream, status, message)
 
@@ -218,7 +212,7 @@ class Calls:
         self.send(stream, answer)
         if watches:
             stream.call = name
-            self._health.watch(stream, self)
+            self._health.watchers[stream] = self
         else:
             self.finish(stream)
 
@@ -227,5 +221,5 @@ class Calls:
         call = stream.call
         self._protocol.http2.finish(stream, status, message)
         self._protocol.flush()
-        if isinstance(call, PickedRequest) and call.stream.is_over:
+        if isinstance(call, PickedRequest) and call.is_over:
             call.left()

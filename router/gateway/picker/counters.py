@@ -2,18 +2,9 @@
 
 from enum import StrEnum
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter
 
-from router.gateway.server.counters import PICK_S
-from router.observe.metrics.families import (
-    BY_LOAD,
-    HELD,
-    HELD_LABELS,
-    OPEN_REQUESTS,
-    PICK,
-    REFUSALS,
-    shared,
-)
+from router.gateway.server.counters import ProgramCounters
 
 OUTCOMES = (
     "finished", "worker_refused", "failed", "cancelled", "refused", "unobserved", "blind",
@@ -24,10 +15,6 @@ stream ended with an error. cancelled: the stream broke, by the client or by a w
 router, or for a slow body. unobserved: the gateway shows no answers. blind: routed by load, without
 a reservation. repeated: another stream's request, which a second filter of the same gateway asks
 for. observed: another router serves it, and the gateway reads no answers of the picker."""
-
-
-PROGRAM = "picker"
-"""Label of the families that the gateway has, too."""
 
 
 class Early(StrEnum):
@@ -43,11 +30,12 @@ class Early(StrEnum):
     """The picker stops."""
 
 
-class PickerCounters:
-    """The picker's own metrics."""
+class PickerCounters(ProgramCounters):
+    """The picker's own metrics. Bytes of bodies are those that wait for their pick, or go back
+    after it."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.registry = registry
+        super().__init__(registry, "picker")
         self.requests = Counter(
             "kvroute_picker_requests", "Requests by outcome.", ["outcome"], registry=registry
         )
@@ -58,8 +46,6 @@ class PickerCounters:
             ["reason"],
             registry=registry,
         )
-        self.refusals = shared(registry, Counter(*REFUSALS, ["program", "reason"], registry=None))
-        self.by_load = shared(registry, Counter(*BY_LOAD, ["program", "reason"], registry=None))
         self.not_followed = Counter(
             "kvroute_picker_not_followed",
             "Answers of another endpoint than the picked one: known: of another worker, unknown:"
@@ -73,15 +59,6 @@ class PickerCounters:
             ["kind"],
             registry=registry,
         )
-        self.open = shared(registry, Gauge(*OPEN_REQUESTS, ["program"], registry=None)).labels(
-            PROGRAM
-        )
-        self.held_bytes = shared(registry, Gauge(*HELD, HELD_LABELS, registry=None)).labels(
-            "picker_bodies", ""
-        )
-        """Bytes of bodies that wait for their pick, or go back after it."""
-        pick = Histogram(*PICK, ["program"], buckets=PICK_S, registry=None)
-        self.pick = shared(registry, pick).labels(PROGRAM)
         self._name_labels()
 
     def _name_labels(self) -> None:

@@ -8,48 +8,44 @@ Laws:
 
 from collections import deque
 
+from typing_extensions import override
+
 from router.gateway.picker.messages import PART_BYTES_MAX, Part, streamed
 
 SLICE_BYTES = 16 * PART_BYTES_MAX
 SMALL_BYTES = 1000
 
 
-class HeldBody:
+class HeldBody(deque[Part]):
     """Parts of one request's body that were not yet sent back to the gateway."""
 
     def __init__(self) -> None:
-        self._parts: deque[Part] = deque()
+        super().__init__()
         self.bytes = 0
         """That wait for the pick, as they are counted."""
 
-    def __bool__(self) -> bool:
-        """Whether some of it is here."""
-        return bool(self._parts)
-
-    def add(self, part: Part) -> None:
-        self._parts.append(part)
-
     def pieces(self) -> tuple[bytes | memoryview, ...]:
         """The held parts of the body, not copied."""
-        return tuple(part.body for part in self._parts)
+        return tuple(part.body for part in self)
 
     def take(self) -> list[bytes]:
         """Removes the next slice, and returns the messages that send it back."""
         out: list[bytes] = []
-        parts, left = self._parts, SLICE_BYTES
-        while parts and left > 0:
-            part = parts.popleft()
+        left = SLICE_BYTES
+        while self and left > 0:
+            part = self.popleft()
             if len(part.body) > left:
                 cut = left - left % PART_BYTES_MAX
                 if not cut:
-                    parts.appendleft(part)
+                    self.appendleft(part)
                     break
-                parts.appendleft(Part(part.body[cut:], part.is_last, None))
+                self.appendleft(Part(part.body[cut:], part.is_last, None))
                 part = Part(part.body[:cut], False, None)
             left -= max(len(part.body), SMALL_BYTES)
             out += streamed(part, of_answer=False)
         return out
 
+    @override
     def clear(self) -> None:
-        self._parts.clear()
+        super().clear()
         self.bytes = 0

@@ -11,11 +11,12 @@ Laws:
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 from google.protobuf.struct_pb2 import Struct
 
+from kvroute.client.messages.wire import varint
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.gateway.refusals import Answer
 from router.gateway.server.long_bodies import LONG_BYTES
@@ -87,7 +88,7 @@ def _body_place(message: bytes) -> tuple[range, memoryview, int]:
 def _without_body(message: bytes, fields: range, after: int) -> bytes:
     """The same without the first body in it."""
     rest = message[after : fields.stop]
-    return message[:1] + _length(len(rest)) + rest + message[fields.stop :]
+    return message[:1] + varint(len(rest)) + rest + message[fields.stop :]
 
 
 def answer_part(message: bytes) -> Part | None:
@@ -226,20 +227,16 @@ def _set(mutation: pb.HeaderMutation, headers: Mapping[str, str]) -> None:
         mutation.set_headers.add(header=header, append_action=_OVERWRITE)
 
 
-REQUEST_HEADERS_PASS = pb.ProcessingResponse(
-    request_headers=pb.HeadersResponse()
-).SerializeToString()
-RESPONSE_HEADERS_PASS = pb.ProcessingResponse(
-    response_headers=pb.HeadersResponse()
-).SerializeToString()
-REQUEST_BODY_PASS = pb.ProcessingResponse(request_body=pb.BodyResponse()).SerializeToString()
-RESPONSE_BODY_PASS = pb.ProcessingResponse(response_body=pb.BodyResponse()).SerializeToString()
-REQUEST_TRAILERS_PASS = pb.ProcessingResponse(
-    request_trailers=pb.TrailersResponse()
-).SerializeToString()
-RESPONSE_TRAILERS_PASS = pb.ProcessingResponse(
-    response_trailers=pb.TrailersResponse()
-).SerializeToString()
+def _passed(**step: Any) -> bytes:
+    return pb.ProcessingResponse(**step).SerializeToString()
+
+
+REQUEST_HEADERS_PASS = _passed(request_headers=pb.HeadersResponse())
+REQUEST_BODY_PASS = _passed(request_body=pb.BodyResponse())
+REQUEST_TRAILERS_PASS = _passed(request_trailers=pb.TrailersResponse())
+RESPONSE_HEADERS_PASS = _passed(response_headers=pb.HeadersResponse())
+RESPONSE_BODY_PASS = _passed(response_body=pb.BodyResponse())
+RESPONSE_TRAILERS_PASS = _passed(response_trailers=pb.TrailersResponse())
 
 
 def _wrapped(raw: bytes, tag: bytes) -> bytes:
@@ -253,21 +250,8 @@ def _wrappers(size: int, tag: bytes) -> bytes:
     """The heads around so many bytes; a stream's chunks have few lengths."""
     heads = b""
     for outer in (b"\x1a", b"\x1a", b"\x0a", tag):
-        heads = outer + _length(size + len(heads)) + heads
+        heads = outer + varint(size + len(heads)) + heads
     return heads
-
-
-def _length(size: int) -> bytes:
-    if size < 0x80:
-        return bytes((size,))
-    if size < 0x4000:
-        return bytes((size & 0x7F | 0x80, size >> 7))
-    out = bytearray()
-    while size > 0x7F:
-        out.append(size & 0x7F | 0x80)
-        size >>= 7
-    out.append(size)
-    return bytes(out)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

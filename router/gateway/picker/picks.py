@@ -14,35 +14,31 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
-from kvroute.client import KvRouteError, RoutedRequest, RouterUnreachable
+from typing_extensions import override
+
+from kvroute.client import KvRouteError, RoutedRequest
 from kvroute.v1 import FailureReason
 from router.config.settings.picker_settings import PickerSettings
 from router.config.settings.request_settings import RequestSettings
 from router.gateway.exchange import Blame, Exchange, Outcome
-from router.gateway.output_lengths import OutputLengths
-from router.gateway.picker.asking import Asking
-from router.gateway.picker.counters import PROGRAM, Early, PickerCounters
+from router.gateway.picker.asking import PickerAsking
+from router.gateway.picker.counters import Early, PickerCounters
 from router.gateway.picker.endpoints import Endpoints
 from router.gateway.picker.patience import Patience, Wait
 from router.gateway.picker.repeats import Repeats
-from router.gateway.picker.request_stream import Blind, Question, Reading, RequestStream
-from router.gateway.refusals import GatewayRefusal, answer_of
+from router.gateway.picker.request_stream import Blind, Reading, RequestStream
+from router.gateway.refusals import GatewayRefusal, answer_of, reason_of
 from router.gateway.server.long_bodies import made
 from router.gateway.server.pace import too_slow
 from router.net.http2.deadlines import PASSED
 from router.net.http2.frames import Status
+from router.net.listener.seldom import Seldom
 from router.observe.tracing.gateway_trace import GatewayTrace
 from router.observe.tracing.spans import Value
 from router.observe.tracing.traceparent import HEADER
 from router.request.bodies import errors_on
 
 _MIB = 1 << 20
-_REASONS = {
-    Blame.WORKER: FailureReason.FAILURE_REASON_WORKER,
-    Blame.TIMEOUT: FailureReason.FAILURE_REASON_TIMEOUT,
-    Blame.CLIENT: FailureReason.FAILURE_REASON_CLIENT,
-    Blame.CANCELLED: FailureReason.FAILURE_REASON_CANCELLED,
-}
 _OUTCOMES = {
     Blame.WORKER: "failed",
     Blame.TIMEOUT: "failed",
@@ -56,8 +52,10 @@ _ENDS = {
 _NONE_IN_SUBSET = "none of the endpoints that the gateway allows is a worker that can be picked"
 REPEATED = "repeated"
 """Outcome of a stream whose request has another stream's pick."""
-NOT_FOLLOWED_LOG_S = 60.0
-"""Least time between two warnings of endpoints that were not followed."""
+NOT_FOLLOWED = (
+    "the gateway sent a request to %s instead of the picked %s: does it know that endpoint?"
+    " (kvroute_picker_not_followed_total counts them)"
+)
 ENDED_A_TURN = 64
 """Streams that a stop ends before others have their turn."""
 
@@ -89,7 +87,7 @@ class Picker:
 
     def __init__(
         self,
-        asking: Asking,
+        asking: PickerAsking,
         endpoints: Endpoints,
         counters: PickerCounters,
         settings: PickerSettings,
@@ -112,45 +110,32 @@ class Picker:
         self.asking = asking
         self.clock = asyncio.get_running_loop().time
         self._held_bytes = 0
-        self._open = 0
+        self.open = 0
+        """Requests under way."""
         self._streams_idle: dict[PickedRequest, None] = {}
         """Streams without a request under way."""
         self.idle = asyncio.Event()
         """Set while no request is under way."""
         self.idle.set()
-        self._warned_s = float("-inf")
+        self.not_followed = Seldom(log)
 
-    def request(
-        self,
-        channel: Channel,
-        repeats: Repeats,
-        deadline_s: float,
-    ) -> "PickedRequest":
-        """Makes the object for one stream and its request. repeats: of its connection. deadline_s:
-        of the call, by the loop's clock; inf: none.
-        """
-        call = PickedRequest(self, channel, repeats, deadline_s)
+    def opened(self, call: "PickedRequest") -> None:
+        """Records a stream, whose request has not begun."""
         self._streams_idle[call] = None
-        return call
-
-    @property
-    def open(self) -> int:
-        """Number of requests under way."""
-        return self._open
 
     def began(self, call: "PickedRequest") -> None:
         """Records that a stream's request has begun."""
         del self._streams_idle[call]
-        self._open += 1
+        self.open += 1
         self.idle.clear()
-        self.counters.open.set(self._open)
+        self.counters.open.set(self.open)
 
     def over(self, call: "PickedRequest") -> None:
         """Records that a stream's request is over; the stream may end now."""
         self._streams_idle[call] = None
-        self._open -= 1
-        self.counters.open.set(self._open)
-        if not self._open:
+        self.open -= 1
+        self.counters.open.set(self.open)
+        if not self.open:
             self.idle.set()
 
     def left(self, call: "PickedRequest") -> None:
@@ -174,26 +159,11 @@ class Picker:
     def let_go(self, size: int) -> None:
         """Subtracts bytes of bodies that are no longer held."""
         self._held_bytes -= size
-        self.counters.held_bytes.set(self._held_bytes)
-
-    def warn_of(self, picked: str, served: str) -> None:
-        """Logs once in a while that a gateway sends requests to other endpoints than the picked
-        ones.
-        """
-        now_s = self.clock()
-        if now_s < self._warned_s + NOT_FOLLOWED_LOG_S:
-            return
-        self._warned_s = now_s
-        log.warning(
-            "the gateway sent a request to %s instead of the picked %s: does it know that endpoint?"
-            " (kvroute_picker_not_followed_total counts them)",
-            served,
-            picked,
-        )
+        self.counters.body_bytes.set(self._held_bytes)
 
 
-class PickedRequest:
-    """One request of Envoy: the Driver of its RequestStream."""
+class PickedRequest(RequestStream):
+    """One request of Envoy, with its router and its time."""
 
     def __init__(
         self,
@@ -202,10 +172,14 @@ class PickedRequest:
         repeats: Repeats,
         deadline_s: float,
     ) -> None:
-        """See Picker.request."""
+        """repeats: of its connection. deadline_s: of the call, by the loop's clock; inf: none."""
+        super().__init__(
+            channel.send,
+            channel.close,
+            body_bytes_max=picker.requests.body_mib_max * _MIB,
+            low_first=picker.requests.priority == "lower",
+        )
         self._channel, self._deadline_s = channel, deadline_s
-        self.send: Callable[[bytes], None] = channel.send
-        self.close: Callable[[], None] = channel.close
         self._since_s = picker.clock()
         """Time since which the gateway is waited for."""
         self._is_open = False
@@ -221,21 +195,13 @@ class PickedRequest:
         """That gets the pick."""
         self._routed: RoutedRequest | None = None
         self._endpoint = ""
-        self._question: Question | None = None
-        self._exchange: Exchange | None = None
         self._outcome = "cancelled"
         self._trace: GatewayTrace | None = None
         self._held = 0
-        self._flows = False
+        self._holds_back = False
         """Whether the gateway can't send, since the body is being passed on."""
         self._gone = False
-        requests = picker.requests
-        self.stream = RequestStream(
-            self,
-            body_bytes_max=requests.body_mib_max * _MIB,
-            may_hold=self._may_hold,
-            low_first=requests.priority == "lower",
-        )
+        picker.opened(self)
 
     def left(self) -> None:
         """Records that the stream is over on both sides."""
@@ -244,8 +210,7 @@ class PickedRequest:
         self._gone = True
         self._patience.stop()
         self._repeats.left(self._repeated)
-        self.let_go()
-        self.stream.let_go()
+        self.drop()
         self.send, self.close = _to_nobody, _to_nobody  # these refer to the stream, and it to this
         self._channel = _CLOSED
         picker = self._picker
@@ -278,10 +243,9 @@ class PickedRequest:
 
     def due_s(self) -> float:
         """When the stream is late, by the loop's clock; inf: never."""
-        wait = self.stream.wait
-        if wait is Wait.NOTHING:
+        if self.wait is Wait.NOTHING:
             return self._deadline_s
-        most_s = self.stream.body_wait_s if wait is Wait.BODY else self._picker.head_timeout_s
+        most_s = self.body_wait_s if self.wait is Wait.BODY else self._picker.head_timeout_s
         return min(self._since_s + most_s, self._deadline_s)
 
     def late(self) -> None:
@@ -290,7 +254,7 @@ class PickedRequest:
         if now_s >= self._deadline_s:
             self._early = self._early and Early.TIMEOUT
             self._channel.end(Status.DEADLINE_EXCEEDED, PASSED)
-        elif self.stream.wait is Wait.BODY:
+        elif self.wait is Wait.BODY:
             self._refuse("BODY_TOO_SLOW", too_slow(now_s - self._since_s))
         else:
             self.give_up(Early.TIMEOUT)
@@ -310,72 +274,69 @@ class PickedRequest:
         self._early = self._early and Early.MALFORMED
         self._channel.end(Status.INVALID_ARGUMENT, about)
 
-    def _may_hold(self, size: int) -> bool:
+    @override
+    def may_hold(self, size: int) -> bool:
         held = self._picker.may_hold(size)
         self._held += size if held else 0
         return held
 
+    @override
     def let_go(self) -> None:
-        """See Driver."""
         if self._held:
             self._picker.let_go(self._held)
             self._held = 0
-        if self._flows:
-            self._flows = False
+        if self._holds_back:
+            self._holds_back = False
             self._channel.resume()
 
+    @override
     def when_room(self) -> None:
-        """See Driver."""
-        self._flows = True
-        self._channel.when_room(self.stream.flow)
+        self._holds_back = True
+        self._channel.when_room(self.flow)
 
     # The pick
 
+    @override
     def began(self) -> None:
-        """See Driver."""
         self._early, self._is_open = None, True
         self._since_s = self._picker.clock()
         self._picker.began(self)
         if self._patience.is_set:  # else its first turn is not over
             self._patience.await_deadline()
 
-    def ask(self, question: Question, reading: Reading | None) -> None:
-        """See Driver."""
-        self._question = question
-        if question.observed:
-            self._task = self._picker.spawn(self._observe(question, reading))
+    @override
+    def ask(self, body: Reading | Blind) -> None:
+        if self.observed:
+            self._task = self._picker.spawn(self._observe(body))
             return
-        known = self._repeats.take(question.path, question.headers, self._picker.clock())
+        known = self._repeats.take(self.path, self.headers, self._picker.clock())
         if known is not None:
             self._outcome = REPEATED
-            self.stream.picked(known.endpoints, known.headers)
+            self.picked(known.endpoints, known.headers)
             return
         if (begin := self._picker.begin_trace) is not None:
-            self._trace = begin(question.headers.get(HEADER, ""))
-        if reading is None:
-            reason = question.blind.value if question.blind is not None else "unknown_path"
-            self._blind(reason)
-        elif question.subset is not None and not self._picker.endpoints.among(question.subset):
+            self._trace = begin(self.headers.get(HEADER, ""))
+        if isinstance(body, Blind):
+            self._blind(body.value)
+        elif self.subset is not None and not self._picker.endpoints.among(self.subset):
             self._refuse("NO_ELIGIBLE_WORKER", _NONE_IN_SUBSET)
         else:
-            self._task = self._picker.spawn(self._pick(question, reading))
+            self._task = self._picker.spawn(self._pick(body))
 
     def _blind(self, reason: str) -> None:
         """Names the least loaded endpoint; nothing is reserved."""
         picker = self._picker
-        picker.counters.by_load.labels(PROGRAM, reason).inc()
+        picker.counters.went_by_load(reason)
         self._outcome = "blind"
-        question = self._question
-        subset = question.subset if question is not None else None
-        endpoint = picker.endpoints.least_loaded(subset)
+        endpoint = picker.endpoints.least_loaded(self.subset)
         if endpoint:
             self._answer(endpoint, {})
-        elif subset is not None:
+        elif self.subset is not None:
             self._refuse("NO_ELIGIBLE_WORKER", _NONE_IN_SUBSET)
         else:
-            self.stream.unpicked()
+            self.unpicked()
 
-    async def _pick(self, question: Question, reading: Reading) -> None:
+    async def _pick(self, reading: Reading) -> None:
         picker = self._picker
         began_s = picker.clock()
         try:
@@ -386,14 +347,13 @@ class PickedRequest:
                 self._blind(Blind.INVALID_BODY.value)
                 return
             del reading  # and the pieces of the body with it
-            self._exchange = exchange
-            self.stream.read(exchange)
+            self.read(exchange)
             try:
-                routed = await picker.asking.routed(question, exchange, self._trace)
+                routed = await picker.asking.routed(self, exchange, self._trace)
             except KvRouteError as error:
-                self._refuse(_reason_of(error), error.message, error.retry_after_s)
+                self._refuse(reason_of(error), error.message, error.retry_after_s)
                 return
-            if self.stream.is_over:  # while the answer came
+            if self.is_over:  # while the answer came
                 await routed.failed(FailureReason.FAILURE_REASON_CANCELLED, wait=False)
                 return
             self._routed = routed
@@ -402,60 +362,56 @@ class PickedRequest:
                 await routed.failed(FailureReason.FAILURE_REASON_CANCELLED, wait=False)
                 self._blind("no_endpoint")
                 return
-            trace = self._trace
-            picker.counters.pick.observe(
-                picker.clock() - began_s, trace.exemplar if trace is not None else None
-            )
+            picker.counters.picked(picker.clock() - began_s, self._trace)
             self._endpoint = endpoints[0]
             self._answer(",".join(endpoints), headers)
         except Exception:
             log.exception("a request was not routed, and goes by load")
             self._blind("fault")
 
-    async def _observe(self, question: Question, reading: Reading | None) -> None:
+    async def _observe(self, body: Reading | Blind) -> None:
         """Has a request decided that another router serves; one without a prompt is not."""
         outcome = "blind"
         try:
-            if reading is not None:
-                exchange = await made(*reading)
-                await self._picker.asking.observe(question, exchange)
+            if isinstance(body, Reading):
+                exchange = await made(*body)
+                await self._picker.asking.decided(self, exchange)
                 outcome = "observed"
         except GatewayRefusal:
             pass  # a body that no router can read
         except KvRouteError as error:
-            self._refuse(_reason_of(error), error.message, error.retry_after_s)
+            self._refuse(reason_of(error), error.message, error.retry_after_s)
             return
         except Exception:
             log.exception("a request was not decided, which another router serves")
         self._outcome = outcome
-        self.stream.decided()
+        self.decided()
 
     def _answer(self, endpoints: str, headers: Mapping[str, str]) -> None:
-        if (question := self._question) is not None and not self._gone:
+        if not self._gone:
             now_s = self._picker.clock()
             self._repeated = self._repeats.answered(
-                question.path, question.headers, endpoints, headers, now_s
+                self.path, self.headers, endpoints, headers, now_s
             )
-        self.stream.picked(endpoints, headers)
+        self.picked(endpoints, headers)
 
     def _refuse(self, reason: str, message: str, retry_after_s: float | None = None) -> None:
         self._outcome = "refused"
-        self._picker.counters.refusals.labels(PROGRAM, reason).inc()
-        form = errors_on(self.stream.path)
-        answer = answer_of(reason, message, form, retry_after_s=retry_after_s)
-        self.stream.refused(answer, reason)
+        self._picker.counters.refused(reason)
+        form = errors_on(self.path)
+        self.refused(answer_of(reason, message, form, retry_after_s=retry_after_s), reason)
 
     # The answer
 
+    @override
     def served(self, endpoint: str) -> None:
-        """See Driver."""
         routed, exchange = self._routed, self._exchange
         if routed is None or exchange is None or endpoint == self._endpoint:
             return
         picker = self._picker
         worker_id = picker.endpoints.worker_at(endpoint)
         picker.counters.not_followed.labels("known" if worker_id else "unknown").inc()
-        picker.warn_of(self._endpoint, endpoint)
+        picker.not_followed.log(picker.clock(), NOT_FOLLOWED, endpoint, self._endpoint)
         self._routed = None
         _ = self._picker.spawn(self._moved(routed, exchange, worker_id))
 
@@ -464,32 +420,30 @@ class PickedRequest:
     ) -> None:
         """The request runs elsewhere than where its load is reserved."""
         await routed.failed(FailureReason.FAILURE_REASON_CANCELLED, wait=False)
-        if worker_id is None or self._question is None:
+        if worker_id is None:
             return
         try:
-            moved = await self._picker.asking.routed(
-                self._question, exchange, self._trace, only=(worker_id,)
-            )
+            moved = await self._picker.asking.routed(self, exchange, self._trace, only=(worker_id,))
         except KvRouteError as error:
             log.info("%s serves a request, and nothing is reserved there: %s", worker_id, error)
             return
-        if self.stream.is_over:
+        if self.is_over:
             await moved.failed(FailureReason.FAILURE_REASON_CANCELLED, wait=False)
         else:
             self._routed = moved
 
+    @override
     def first_token(self) -> None:
-        """See Driver."""
         if self._routed is not None:
             _ = self._picker.spawn(self._routed.prefill_done())
 
+    @override
     def progress(self, output_tokens: int) -> None:
-        """See Driver."""
         if self._routed is not None:
             self._routed.output_tokens = output_tokens
 
+    @override
     def ended(self, outcome: Outcome | None, *, observed: bool) -> None:
-        """See Driver."""
         routed, self._routed = self._routed, None
         self._over()
         self.await_deadline()
@@ -503,17 +457,11 @@ class PickedRequest:
             if self._task is not None and not self._task.done():
                 self._task.cancel()
         elif observed and (exchange := self._exchange) is not None:
-            lengths = self._picker.asking.lengths
-            _ = self._picker.spawn(_report(routed, exchange, outcome, lengths))
+            picker = self._picker
+            _ = picker.spawn(picker.asking.report(exchange, outcome, routed))
         else:
             self._outcome = "unobserved"
             _unobserved(routed, self._picker)
-
-
-def _reason_of(error: KvRouteError) -> str:
-    if error.reason is None and isinstance(error, RouterUnreachable):
-        return "ROUTER_UNREACHABLE"
-    return error.reason or error.code.name
 
 
 def _unobserved(routed: RoutedRequest, picker: Picker) -> None:
@@ -521,25 +469,6 @@ def _unobserved(routed: RoutedRequest, picker: Picker) -> None:
     spawn, loop = picker.spawn, asyncio.get_running_loop()
     _ = spawn(routed.unobserved())
     loop.call_later(picker.settings.unobserved_s, lambda: spawn(routed.finished(wait=False)))
-
-
-async def _report(
-    routed: RoutedRequest, exchange: Exchange, outcome: Outcome, lengths: OutputLengths
-) -> None:
-    """Sends the last report of a request whose answer the picker saw."""
-    routed.prompt_tokens = outcome.usage.prompt_tokens
-    routed.finish_reason = outcome.finish_reason
-    if outcome.blame is not None:
-        routed.output_tokens = outcome.output_tokens
-        await routed.failed(_REASONS[outcome.blame], wait=False)
-        return
-    if exchange.has_body:
-        lengths.add(exchange.facts.model, outcome.output_tokens)
-    await routed.finished(
-        output_tokens=outcome.output_tokens,
-        cached_tokens=outcome.usage.cached_tokens,
-        wait=False,
-    )
 
 
 def _to_nobody(*_: object) -> None:

@@ -12,13 +12,13 @@ streamed,    the endpoint goes with the headers, by load: the body is not known 
 none
 
 A gateway in observability mode sends what it does with a request, streamed, and reads no answer:
-another router serves the request, which is decided and nothing else (Question.observed).
+another router serves the request, which is decided and nothing else (`observed`).
 
 Laws:
 - every message that waits for an answer gets one, in the order in which the messages came; none
   waits for one in observability mode;
 - the bytes of a body are passed on as they came, a slice of them in a turn (held_body.py);
-- no step here takes as long as a body has bytes: what does is the driver's to do (Reading);
+- no step here takes as long as a body has bytes: what does is the subclass's to do (Reading);
 - `ask` and `ended` are called at most once each;
 - a client's headers of the engines' own plane end here, but for those that the pick sets.
 """
@@ -27,11 +27,12 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from kvroute.client.requests.failures import Kind
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.gateway.engine_plane import of_plane
-from router.gateway.exchange import Blame, Exchange, Outcome, Verdict, client_id
+from router.gateway.exchange import Blame, Exchange, Outcome, client_id
 from router.gateway.picker import messages
 from router.gateway.picker.held_body import HeldBody
 from router.gateway.picker.messages import Part
@@ -59,86 +60,12 @@ class Blind(Enum):
     INVALID_BODY = "invalid_body"
 
 
-class Question(NamedTuple):
-    """A request for an endpoint."""
-
-    path: str
-    headers: Mapping[str, str]
-    blind: Blind | None
-    """None: its body is there to be read."""
-    subset: frozenset[str] | None
-    """Endpoints among which the gateway wants the pick; None: any."""
-    observed: bool = False
-    """Whether another router serves the request."""
-
-
 class Reading(NamedTuple):
     """A request's whole body that is not parsed yet."""
 
     size: int
     make: Callable[[], Exchange]
     """Takes as long as the body has bytes, and may run in another thread. Raises GatewayRefusal."""
-
-
-class Driver(Protocol):
-    """Interface: the sockets and the router around a request."""
-
-    def send(self, message: bytes) -> None:
-        """Sends a message to Envoy."""
-
-    def close(self) -> None:
-        """Ends this side of the stream."""
-
-    def began(self) -> None:
-        """Called when the request's headers have come."""
-
-    def ask(self, question: Question, reading: Reading | None) -> None:
-        """An endpoint is wanted; `picked`, `unpicked` or `refused` is called later, after `read` of
-        what `reading` makes. None: the request is routed by load, see Question.blind."""
-
-    def when_room(self) -> None:
-        """Calls `flow` once the gateway has room for more; until then the gateway can't
-        send more.
-        """
-
-    def let_go(self) -> None:
-        """Called when nothing of the request's body is held any more."""
-
-    def served(self, endpoint: str) -> None:
-        """Called with the endpoint that served the request, as the gateway reports it."""
-
-    def first_token(self) -> None:
-        """Called when the first token of the answer has come."""
-
-    def progress(self, output_tokens: int) -> None:
-        """Called with the number of the answer's tokens so far."""
-
-    def ended(self, outcome: Outcome | None, *, observed: bool) -> None:
-        """Called at the request's end. outcome: None if it had no exchange. observed False: the
-        answer is under way, and the picker will see nothing of it.
-        """
-
-
-class _Nobody:
-    """The Driver of a request whose stream is over."""
-
-    def send(self, message: bytes) -> None: ...
-    def close(self) -> None: ...
-    def began(self) -> None: ...
-    def ask(self, question: Question, reading: Reading | None) -> None: ...
-    def when_room(self) -> None: ...
-    def let_go(self) -> None: ...
-    def served(self, endpoint: str) -> None: ...
-    def first_token(self) -> None: ...
-    def progress(self, output_tokens: int) -> None: ...
-    def ended(self, outcome: Outcome | None, *, observed: bool) -> None: ...
-
-
-_NOBODY = _Nobody()
-
-
-def _hold_nothing(_size: int) -> bool:
-    return False
 
 
 class _At(Enum):
@@ -154,32 +81,37 @@ _WAITS = {_At.START: Wait.HEADERS, _At.BODY: Wait.BODY, _At.OVER: Wait.END}
 
 
 class RequestStream:
-    """The state of one ext_proc stream and its request."""
+    """The state of one ext_proc stream and its request; a subclass has the sockets and the router
+    around it.
+    """
 
     def __init__(
         self,
-        driver: Driver,
+        send: Callable[[bytes], None],
+        close: Callable[[], None],
         *,
         body_bytes_max: int,
-        may_hold: Callable[[int], bool] = lambda size: True,
         low_first: bool = False,
     ) -> None:
-        """body_bytes_max: bytes of a request's body beyond which it is routed by load. may_hold:
-        whether a body may grow by a number of bytes, for a bound over all streams. low_first: see
-        Exchange.
+        """send: sends a message to Envoy. close: ends this side of the stream. body_bytes_max:
+        bytes of a request's body beyond which it is routed by load. low_first: see Exchange.
         """
-        self._driver = driver
+        self.send = send
+        self.close = close
         self._body_bytes_max = body_bytes_max
-        self._may_hold = may_hold
         self._low_first = low_first
         self._at = _At.START
         self.path = self._query = ""
         """The request's target; empty before its headers."""
-        self._headers: dict[str, str] = {}
-        self._subset: frozenset[str] | None = None
+        self._is_post = False
+        self.headers: dict[str, str] = {}
+        """Headers of the request, by names in lower case."""
+        self.subset: frozenset[str] | None = None
+        """Endpoints among which the gateway wants the pick; None: any."""
+        self.observed = False
+        """Whether another router serves the request."""
         self._request_mode = self._answer_mode = int(_DUPLEX)
         self._says_modes = False
-        self._observed = False
         self._body = HeldBody()
         self._flows = False
         """Whether the body is being passed on, after the pick."""
@@ -193,20 +125,48 @@ class RequestStream:
         self._blame: Blame | None = None
         self._seen_first = False
 
-    def let_go(self) -> None:
-        """Drops the reference to its driver, which refers to this: the garbage collector frees
-        cycles hours later only (router/app/cli/run.py).
+    # What the steps come to: nothing, unless a subclass does it
+
+    def began(self) -> None:
+        """The request's headers have come."""
+
+    def may_hold(self, size: int) -> bool:
+        """Whether the body may grow by a number of bytes, for a bound over all streams."""
+        return True
+
+    def ask(self, body: Reading | Blind) -> None:
+        """An endpoint is wanted; `picked`, `unpicked` or `refused` is called later, after `read` of
+        what a Reading makes. Blind: the body is not to be read."""
+
+    def when_room(self) -> None:
+        """Calls `flow` once the gateway has room for more; until then the gateway can't
+        send more.
         """
-        self._driver = _NOBODY
-        self._may_hold = _hold_nothing
-        self._body.clear()
-        self._flows = False
+
+    def let_go(self) -> None:
+        """Nothing of the request's body is held any more."""
+
+    def served(self, endpoint: str) -> None:
+        """This endpoint served the request, as the gateway reports it."""
+
+    def first_token(self) -> None:
+        """The answer's first token has come."""
+
+    def progress(self, output_tokens: int) -> None:
+        """The answer has so many tokens by now."""
+
+    def ended(self, outcome: Outcome | None, *, observed: bool) -> None:
+        """The request is over. outcome: None if it had no exchange. observed False: the answer is
+        under way, and the picker will see nothing of it.
+        """
+
+    # What the gateway sends
 
     def message(self, raw: bytes) -> None:
         """Handles a message of Envoy; raises ValueError for one that can't be read, or is out of
         order.
         """
-        if self._observed and self._at in (_At.PENDING, _At.OVER):
+        if self.observed and self._at in (_At.PENDING, _At.OVER):
             return
         if self._answer_began:
             if self._answer_mode == _DUPLEX and (part := messages.answer_part(raw)) is not None:
@@ -217,15 +177,15 @@ class RequestStream:
             return
         message, long = messages.read(raw)
         if message.observability_mode:
-            self._observed = True
+            self.observed = True
         elif message.HasField("protocol_config"):
             self._says_modes = True
             self._request_mode = message.protocol_config.request_body_mode
             self._answer_mode = message.protocol_config.response_body_mode
         step = message.WhichOneof("request")
-        if self._observed and step is not None and step.startswith("response"):
+        if self.observed and step is not None and step.startswith("response"):
             self._end(Blame.CANCELLED)  # an answer before the request was whole
-            self._driver.close()
+            self.close()
             return
         match step:
             case "request_headers":
@@ -239,7 +199,7 @@ class RequestStream:
             case "response_body":
                 self._answer_part(messages.part_of(message.response_body, long))
             case "response_trailers":
-                self._driver.send(messages.RESPONSE_TRAILERS_PASS)
+                self.send(messages.RESPONSE_TRAILERS_PASS)
                 self._end(self._blame)
             case None:
                 raise ValueError("Envoy sent a message that is no headers, body or trailers")
@@ -249,7 +209,7 @@ class RequestStream:
         gateway that names no modes closes its side before the pick, and waits for it; one in
         observability mode may close it before the decision.
         """
-        waits_for_pick = self._at is _At.PENDING and (self._observed or not self._says_modes)
+        waits_for_pick = self._at is _At.PENDING and (self.observed or not self._says_modes)
         if waits_for_pick or (self._at is _At.PICKED and self._flows):
             self._closes = True
             return
@@ -257,7 +217,7 @@ class RequestStream:
             self._end(None, observed=False)
         else:
             self._end(Blame.CANCELLED)
-        self._driver.close()
+        self.close()
 
     def reset(self) -> None:
         """Handles a broken stream: the client left, a worker broke its answer, or Envoy is gone."""
@@ -273,26 +233,26 @@ class RequestStream:
         them. headers: for the worker.
         """
         own = {name.lower() for name in headers}
-        taken = [name for name in of_plane(self._headers) if name not in own]
+        taken = [name for name in of_plane(self.headers) if name not in own]
         self._go_on(messages.picked(endpoints, headers, taken, with_body=self._in_body))
 
     def unpicked(self) -> None:
         """Sends that no endpoint is known; the gateway balances by itself."""
-        self._go_on(messages.unpicked(of_plane(self._headers), with_body=self._in_body))
+        self._go_on(messages.unpicked(of_plane(self.headers), with_body=self._in_body))
 
     def refused(self, answer: Answer, reason: str) -> None:
         """Has Envoy give the client this answer, before the pick or instead of it."""
         if self._at not in (_At.BODY, _At.PENDING):
             return
-        if not self._observed:
-            self._driver.send(messages.refused(answer, reason))
+        if not self.observed:
+            self.send(messages.refused(answer, reason))
         self.decided()
 
     def decided(self) -> None:
         """Ends the stream: nothing more of the request is needed."""
         self._at = _At.OVER
         self._let_go()
-        self._driver.close()
+        self.close()
 
     @property
     def is_over(self) -> bool:
@@ -322,7 +282,7 @@ class RequestStream:
         if self._at is not _At.PENDING:
             return
         self._at = _At.PICKED
-        self._driver.send(first)
+        self.send(first)
         if self._request_mode != _DUPLEX:
             self._body.clear()
         self._flows = True
@@ -333,21 +293,26 @@ class RequestStream:
         if not self._flows:
             return
         for message in self._body.take():
-            self._driver.send(message)
+            self.send(message)
         if self._body:
-            self._driver.when_room()
+            self.when_room()
             return
         self._flows = False
         if self._has_trailers:
             self._has_trailers = False
-            self._driver.send(messages.REQUEST_TRAILERS_PASS)
+            self.send(messages.REQUEST_TRAILERS_PASS)
         self._let_go()
         if self._closes:
             self.half_closed()
 
+    def drop(self) -> None:
+        """Drops what is left of the body, since the stream is over on both sides."""
+        self._flows = False
+        self._let_go()
+
     def _let_go(self) -> None:
         self._body.clear()
-        self._driver.let_go()
+        self.let_go()
 
     # The request
 
@@ -355,14 +320,16 @@ class RequestStream:
         if self._at is not _At.START:
             raise ValueError("a request's headers came twice")
         self._at = _At.BODY
-        self._headers = messages.headers_of(message.request_headers)
-        self.path, _, self._query = self._headers.get(":path", "").partition("?")
-        self._subset = messages.subset_of(message)
-        self._driver.began()
+        headers = messages.headers_of(message.request_headers)
+        self.path, _, self._query = headers.get(":path", "").partition("?")
+        self._is_post = headers.get(":method") == "POST"
+        self.headers = {name: value for name, value in headers.items() if name[:1] != ":"}
+        self.subset = messages.subset_of(message)
+        self.began()
         if message.request_headers.end_of_stream or not self._body_comes_first():
             self._ask()
         elif self._request_mode in _BUFFERED:
-            self._driver.send(messages.REQUEST_HEADERS_PASS)
+            self.send(messages.REQUEST_HEADERS_PASS)
 
     def _body_comes_first(self) -> bool:
         return self._request_mode == _DUPLEX or self._request_mode in _BUFFERED
@@ -381,11 +348,11 @@ class RequestStream:
             return
         if self._at is _At.PENDING and not self._body_comes_first():
             raise ValueError("a request's body came before the answer to its headers")
-        self._body.add(part)
+        self._body.append(part)
         if self._at is _At.PENDING:
             return  # it was too long to wait for its end
         size = len(part.body)
-        if self._body.bytes + size > self._body_bytes_max or not self._may_hold(size):
+        if self._body.bytes + size > self._body_bytes_max or not self.may_hold(size):
             self._ask(Blind.BODY_TOO_LARGE)
             return
         self._body.bytes += size
@@ -394,31 +361,34 @@ class RequestStream:
 
     def _pass_on(self, part: Part) -> None:
         if self._request_mode != _DUPLEX:
-            self._driver.send(messages.REQUEST_BODY_PASS)
+            self.send(messages.REQUEST_BODY_PASS)
             return
-        self._body.add(part)
+        self._body.append(part)
         if not self._flows:
             self._flows = True
             self.flow()
 
     def _request_trailers(self) -> None:
         if self._at in (_At.PICKED, _At.OVER) and not self._flows:
-            self._driver.send(messages.REQUEST_TRAILERS_PASS)
+            self.send(messages.REQUEST_TRAILERS_PASS)
             return
         self._has_trailers = True
         if self._at is _At.BODY:
             self._ask()
 
     def _ask(self, blind: Blind | None = None) -> None:
+        """blind: None if only path, method and body decide."""
         self._at = _At.PENDING
-        question = _question(self.path, self._headers, self._subset, blind, bool(self._body))
-        question = question._replace(observed=self._observed)
-        reading = None
-        if question.blind is None:
-            about = {"query": self._query, "low_first": self._low_first}
-            make = partial(_exchange, question, self._body.pieces(), **about)
-            reading = Reading(self._body.bytes, make)
-        self._driver.ask(question, reading)
+        if blind is None and not (self.path in PATHS and self._is_post):
+            blind = Blind.UNKNOWN_PATH
+        elif blind is None and not self._body:
+            blind = Blind.NO_BODY
+        if blind is not None:
+            self.ask(blind)
+            return
+        about = {"query": self._query, "low_first": self._low_first}
+        make = partial(_exchange, self.path, self.headers, self._body.pieces(), **about)
+        self.ask(Reading(self._body.bytes, make))
 
     # The answer
 
@@ -429,24 +399,24 @@ class RequestStream:
         headers = messages.headers_of(message.response_headers)
         status = headers.get(":status", "")
         self._status = int(status) if status.isascii() and status.isdigit() else 0
-        self._driver.send(messages.RESPONSE_HEADERS_PASS)
+        self.send(messages.RESPONSE_HEADERS_PASS)
         if self._at is not _At.PICKED:  # Envoy's own answer
             self._end(Blame.CANCELLED)
             return
         if served := messages.served_of(message):
-            self._driver.served(served)
+            self.served(served)
         if self._exchange is not None:
-            verdict = self._exchange.answered(
+            failure = self._exchange.answered(
                 self._status, headers.get("content-type", ""), headers.get("content-encoding", "")
             )
-            if verdict is not Verdict.PASS:
-                self._blame = Blame.CLIENT if verdict is Verdict.REFUSED else Blame.WORKER
+            if failure is not None:
+                self._blame = Blame.CLIENT if failure is Kind.REJECTED else Blame.WORKER
         is_last = message.response_headers.end_of_stream
         if is_last or (self._answer_mode == _NONE and self._blame is not None):
             self._end(self._blame)
 
     def _answer_part(self, part: Part) -> None:
-        send = self._driver.send
+        send = self.send
         if self._answer_mode == _DUPLEX:
             for message in messages.streamed(part, of_answer=True):
                 send(message)
@@ -454,11 +424,12 @@ class RequestStream:
             send(messages.RESPONSE_BODY_PASS)
         exchange = self._exchange
         if exchange is not None and self._at is _At.PICKED:
-            exchange.data(bytes(part.body))
-            self._driver.progress(exchange.output_tokens)
-            if not self._seen_first and exchange.first_token and self._blame is None:
+            answer = exchange.answer
+            answer.feed(bytes(part.body))
+            self.progress(answer.chunks)
+            if not self._seen_first and answer.first_token and self._blame is None:
                 self._seen_first = True
-                self._driver.first_token()
+                self.first_token()
         if part.is_last:
             self._end(self._blame)
 
@@ -475,26 +446,14 @@ class RequestStream:
         if not self._flows:
             self._let_go()
         outcome = self._exchange.ended(blame) if self._exchange is not None else None
-        self._driver.ended(outcome, observed=observed)
+        self.ended(outcome, observed=observed)
 
 
-def _question(
+def _exchange(
     path: str,
     headers: Mapping[str, str],
-    subset: frozenset[str] | None,
-    blind: Blind | None,
-    has_body: bool,
-) -> Question:
-    """blind: None if only path, method and body decide."""
-    if blind is None and not (path in PATHS and headers.get(":method") == "POST"):
-        blind = Blind.UNKNOWN_PATH
-    elif blind is None and not has_body:
-        blind = Blind.NO_BODY
-    plain = {name: value for name, value in headers.items() if name[:1] != ":"}
-    return Question(path, plain, blind, subset)
-
-
-def _exchange(question: Question, pieces: Iterable[bytes | memoryview], **more: Any) -> Exchange:
-    body, request_id = b"".join(pieces), client_id(question.headers.get(REQUEST_ID, ""))
-    more |= {"changes_bodies": False, "request_id": request_id}
-    return Exchange(question.path, body, question.headers, **more)
+    pieces: Iterable[bytes | memoryview],
+    **more: Any,
+) -> Exchange:
+    body, request_id = b"".join(pieces), client_id(headers.get(REQUEST_ID, ""))
+    return Exchange(path, body, headers, changes_bodies=False, request_id=request_id, **more)

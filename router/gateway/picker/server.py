@@ -19,7 +19,7 @@ from events.plane.tasks import Tasks
 from router.config.keys import ConfigError
 from router.config.settings.picker_settings import PickerSettings
 from router.config.settings.request_settings import RequestSettings
-from router.gateway.picker.asking import Asking
+from router.gateway.picker.asking import PickerAsking
 from router.gateway.picker.calls import Calls, Health
 from router.gateway.picker.counters import PickerCounters
 from router.gateway.picker.endpoints import Endpoints
@@ -121,7 +121,7 @@ class PickerServer:
         await self._stack.enter_async_context(self.client)
         endpoints = Endpoints(self.roster)
         self._picker = Picker(
-            Asking(
+            PickerAsking(
                 self.client,
                 self.roster,
                 endpoints,

@@ -9,8 +9,8 @@ Laws:
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,7 @@ from aiohttp import web
 
 from kvroute.client import Pick, PrefillWorker, RoutedRequest, UnusableAnswer, read_usage
 from kvroute.client.requests.failures import Kind, judgement
-from kvroute.v1 import FailureReason
-from router.gateway.exchange import Blame, Exchange, Upstream, Verdict, returned
+from router.gateway.exchange import Blame, Exchange, Outcome, returned
 from router.gateway.server import hand_over
 from router.gateway.server.long_bodies import made
 from router.gateway.server.upstreams import Seat, Sent, WorkerAnswered, WorkerGone
@@ -36,16 +35,6 @@ WORKER_ERRORS = (
     aiohttp.ClientError, OSError, TimeoutError, WorkerAnswered, WorkerGone, UnusableAnswer,
 )  # fmt: skip
 """What a worker's failure raises."""
-_BLAMES = {
-    FailureReason.FAILURE_REASON_TIMEOUT: Blame.TIMEOUT,
-    FailureReason.FAILURE_REASON_CLIENT: Blame.CLIENT,
-    FailureReason.FAILURE_REASON_CANCELLED: Blame.CANCELLED,
-}
-_REASONS = {
-    Blame.WORKER: FailureReason.FAILURE_REASON_WORKER,
-    Blame.CLIENT: FailureReason.FAILURE_REASON_CLIENT,
-}
-"""Reasons of a failed stream that its engine ended with an error, by blame."""
 
 
 class ClientLeft(Exception):
@@ -91,8 +80,8 @@ class WorkerAttempt:
         try:
             return await self._run()
         except WorkerAnswered as error:
-            if error.failure is Kind.NO_MODEL:
-                self._forwarder.model_missing(self._pick.worker_id)
+            if error.failure is Kind.NO_MODEL:  # a relay of this router's lists the models again
+                self._forwarder.accesses.on_model_missing(self._pick.worker_id)
             raise
         except (aiohttp.ClientError, UnusableAnswer, WorkerGone) as error:
             _forget_frames(error)
@@ -102,7 +91,7 @@ class WorkerAttempt:
         prefill = self._pick.prefill_worker
         if prefill is None:
             return await self._send({}, self._forwarder.token_fields(self._pick))
-        self._forwarder.paired(prefill.engine)
+        self._forwarder.counters.sent.labels(prefill.engine, "pair").inc()
         if prefill.prefill_kv_transfer_params is not None:
             return await self._in_two_steps(prefill)
         return await self._at_once(prefill)
@@ -112,18 +101,31 @@ class WorkerAttempt:
     ) -> web.StreamResponse:
         pick = self._pick
         with self._forwarding() as of_trace:
-            make = partial(
-                self._exchange.upstream,
-                pick.address,
-                {**pick.headers, **of_trace},
-                engine_priority=pick.engine_priority,
-                fields=fields,
-                tokens=tokens,
-            )
-            upstream = await made(len(self._exchange.body), make)
-            sent = self._forwarder.post(upstream, self._seat(pick))
+            sent = await self._sent(pick, {**pick.headers, **of_trace}, fields, tokens)
             async with sent as answer:
                 return await self._pass_on(sent, answer)
+
+    async def _sent(
+        self,
+        worker: Pick | PrefillWorker,
+        headers: Mapping[str, str],
+        fields: Mapping[str, Any],
+        tokens: Mapping[str, Any] | None = None,
+    ) -> Sent:
+        """The request to one of the workers, which goes out when it is entered."""
+        exchange = self._exchange
+        make = partial(
+            exchange.upstream,
+            worker.address,
+            headers,
+            engine_priority=self._pick.engine_priority,
+            fields=fields,
+            tokens=tokens,
+        )
+        upstream = await made(len(exchange.body), make)
+        model, movable = exchange.facts.model, self._movable
+        seat = Seat(worker.worker_id, worker.dp_rank or 0, model, movable)
+        return self._forwarder.post(upstream, seat)
 
     @contextmanager
     def _forwarding(self) -> Iterator[dict[str, str]]:
@@ -139,14 +141,8 @@ class WorkerAttempt:
     async def _in_two_steps(self, prefill: PrefillWorker) -> web.StreamResponse:
         """vLLM: the prefill worker answers first, and says where the decode worker gets the KV
         cache."""
-        upstream = await self._prefill_request(prefill)
         fields: dict[str, Any] = {}
-        async with (
-            asyncio.timeout(PREFILL_TIMEOUT_S),
-            self._forwarder.post(upstream, self._seat(prefill)) as answer,
-        ):
-            if answer.status != 200:  # a client's mistake ends the attempts, too
-                raise await WorkerAnswered.read(answer, self._exchange.facts.model)
+        async with self._prefilled(prefill) as answer:
             try:
                 said = await hand_over.read(answer.content)
                 fields = prefill.decode_body(said)
@@ -154,7 +150,7 @@ class WorkerAttempt:
                 self._prefill_cached = self._routed.cached_tokens = usage.cached_tokens
             except hand_over.NO_HAND_OVER as error:
                 self._forwarder.unusable_hand_over(prefill.worker_id, error)
-        self._forwarder.first_token(self._routed, answering=False)
+        self._forwarder.spawn(self._routed.prefill_done(answering=False))
         self._handed_over = bool(fields)
         try:
             return await self._send(fields)
@@ -171,7 +167,7 @@ class WorkerAttempt:
         serving = asyncio.create_task(self._send(prefill.decode_body()))
         try:
             await asyncio.wait({computing, serving}, return_when=asyncio.FIRST_COMPLETED)
-            if not serving.done() and not self._exchange.passed:
+            if not serving.done() and not self._exchange.answer.passed:
                 computing.result()  # raises the prefill worker's failure
             return await serving
         except WORKER_ERRORS:
@@ -183,42 +179,31 @@ class WorkerAttempt:
                 task.cancel()
             await asyncio.gather(computing, serving, return_exceptions=True)
 
-    def _seat(self, worker: Pick | PrefillWorker) -> Seat:
-        model, movable = self._exchange.facts.model, self._movable
-        return Seat(worker.worker_id, worker.dp_rank or 0, model, movable)
-
-    async def _prefill_request(self, prefill: PrefillWorker) -> Upstream:
-        make = partial(
-            self._exchange.upstream,
-            prefill.address,
-            prefill.headers,
-            engine_priority=self._pick.engine_priority,
-            fields=self._exchange.prefill_fields(prefill.prefill_body),
-        )
-        return await made(len(self._exchange.body), make)
-
     async def _drained(self, prefill: PrefillWorker) -> None:
-        async with (
-            asyncio.timeout(PREFILL_TIMEOUT_S),
-            self._forwarder.post(
-                await self._prefill_request(prefill), self._seat(prefill)
-            ) as answer,
-        ):
-            if answer.status != 200:
-                raise await WorkerAnswered.read(answer, self._exchange.facts.model)
+        async with self._prefilled(prefill) as answer:
             async for _ in answer.content.iter_any():
                 pass
+
+    @asynccontextmanager
+    async def _prefilled(self, prefill: PrefillWorker) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The answer of a pair's prefill worker, which took the request."""
+        fields = self._exchange.prefill_fields(prefill.prefill_body)
+        sent = await self._sent(prefill, prefill.headers, fields)
+        async with asyncio.timeout(PREFILL_TIMEOUT_S), sent as answer:
+            if answer.status != 200:  # a client's mistake ends the attempts, too
+                raise await WorkerAnswered.read(answer, self._exchange.facts.model)
+            yield answer
 
     # The answer
 
     async def _pass_on(self, sent: Sent, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         exchange = self._exchange
         head = answer.headers
-        verdict = exchange.answered(
+        failure = exchange.answered(
             answer.status, head.get("Content-Type", ""), head.get("Content-Encoding", "")
         )
-        passes = verdict is Verdict.PASS or (
-            verdict is Verdict.REFUSED and answer.status != 404 and not self._handed_over
+        passes = failure is None or (
+            failure is Kind.REJECTED and answer.status != 404 and not self._handed_over
         )
         if not passes:
             raise await WorkerAnswered.read(answer, exchange.facts.model)
@@ -226,38 +211,38 @@ class WorkerAttempt:
         try:
             await self._bytes(sent, answer.content, response)
         except ClientLeft:
-            await self._report(FailureReason.FAILURE_REASON_CANCELLED)
-            exchange.ended(Blame.CANCELLED)
+            await self._report(exchange.ended(Blame.CANCELLED))
             raise
         except WORKER_ERRORS as error:
-            if not exchange.passed:
+            if not exchange.answer.passed:
                 raise
             await self._cut(response, error)
             _forget_frames(error)
             return response
-        if verdict is Verdict.REFUSED:
-            exchange.ended(Blame.CLIENT)
-            await self._report(FailureReason.FAILURE_REASON_CLIENT)
-        else:
-            await self._finish()
-        await _ended(response)
+        outcome = exchange.ended(None if failure is None else Blame.CLIENT)
+        if outcome.blame is None:
+            self._forwarder.finished(exchange, self._pick.worker_id)
+        await self._report(outcome)
+        with _to_client():
+            await response.write_eof()
         return response
 
     async def _bytes(
         self, sent: Sent, content: aiohttp.StreamReader, response: web.StreamResponse
     ) -> None:
         exchange = self._exchange
-        if not exchange.is_stream:
+        if not exchange.answer.is_stream:
             await self._chunks(sent, content, response, only_first=False)
         elif await self._chunks(sent, content, response, only_first=True):
             # A chunk wakes up every coroutine that awaits it. In a task of its own these are three
             # and not fifteen, which saves some microseconds of each chunk.
             await asyncio.create_task(self._chunks(sent, content, response, only_first=False))
-        rest = exchange.rest()
+        rest = exchange.answer.rest()
         if not response.prepared:
             await self._begin(response)
         if rest:
-            await _write(response, rest)
+            with _to_client():
+                await response.write(rest)
 
     async def _chunks(
         self,
@@ -268,11 +253,11 @@ class WorkerAttempt:
         only_first: bool,
     ) -> bool:
         """Passes the answer's bytes on, to its end or its first token; whether more may come."""
-        exchange, routed = self._exchange, self._routed
-        read, data, write = content.readany, exchange.data, response.write
-        seen = exchange.first_token
+        reader, routed = self._exchange.answer, self._routed
+        read, feed, write = content.readany, reader.feed, response.write
+        seen = reader.first_token
         while chunk := await read():
-            if passed := data(chunk):
+            if passed := feed(chunk):
                 sent.writing = True
                 if not response.prepared:
                     await self._begin(response)
@@ -281,11 +266,11 @@ class WorkerAttempt:
                 except ConnectionError as error:
                     raise ClientLeft from error
                 sent.writing = False
-            routed.output_tokens = exchange.output_tokens
-            if not seen and exchange.first_token:
+            routed.output_tokens = reader.chunks
+            if not seen and reader.first_token:
                 seen = True
-                if response.status == 200 and exchange.is_stream:  # else the end says it as well
-                    self._forwarder.first_token(routed, answering=True)
+                if response.status == 200 and reader.is_stream:  # else the end says it as well
+                    self._forwarder.spawn(routed.prefill_done())
                 if only_first:
                     return True
         return False
@@ -300,50 +285,34 @@ class WorkerAttempt:
         if length.isdigit() and not self._exchange.takes_usage_out:
             response.content_length = int(length)
         response.headers["X-Request-Id"] = self._exchange.request_id
-        if self._forwarder.shows_pick:
+        if self._forwarder.settings.answer_headers:
             response.headers.update(_about(self._pick))
         return response
 
     async def _begin(self, response: web.StreamResponse) -> None:
         if self._trace is not None:
             self._trace.first_byte()
-        try:
+        with _to_client():
             await response.prepare(self._request)
-        except ConnectionError as error:
-            raise ClientLeft from error
 
-    async def _finish(self) -> None:
-        outcome, routed = self._exchange.ended(), self._routed
-        cached = outcome.usage.cached_tokens
-        routed.prompt_tokens = outcome.usage.prompt_tokens
-        routed.finish_reason = outcome.finish_reason
-        if outcome.blame is not None:
-            await self._report(_REASONS[outcome.blame])
-            return
-        self._forwarder.finished(self._exchange, outcome.output_tokens, self._pick.worker_id)
-        await routed.finished(
-            output_tokens=outcome.output_tokens,
-            cached_tokens=cached if self._prefill_cached is None else self._prefill_cached,
-            wait=False,
-        )
-
-    async def _report(self, reason: FailureReason.ValueType) -> None:
-        self._routed.output_tokens = self._exchange.output_tokens
-        await self._routed.failed(reason, wait=False)
+    async def _report(self, outcome: Outcome) -> None:
+        asking, cached = self._forwarder.asking, self._prefill_cached
+        await asking.report(self._exchange, outcome, self._routed, cached)
 
     async def _cut(self, response: web.StreamResponse, error: Exception) -> None:
         """Ends an answer whose worker failed, so that its client can't take it for whole."""
         judged = judgement(error)
-        blame = _BLAMES.get(judged.reported, Blame.WORKER)
+        blame = Blame(judged.reported)
         silent = blame is Blame.TIMEOUT
         message = "the worker sent nothing for too long" if silent else "the worker's answer broke"
         name = judged.reason or "WORKER_FAILED"
-        last = self._exchange.broke(blame, name, f"{message}: {error}")
-        await self._report(judged.reported)
+        exchange = self._exchange
+        last = exchange.broke(blame, name, f"{message}: {error}")
+        await self._report(exchange.ended())
         try:
             if last:
-                await _write(response, last)
-        except ClientLeft:
+                await response.write(last)
+        except ConnectionError:
             return
         transport = self._request.transport
         if transport is not None:
@@ -365,16 +334,11 @@ def _forget_frames(error: BaseException) -> None:
         cause = cause.__cause__ or cause.__context__
 
 
-async def _write(response: web.StreamResponse, chunk: bytes) -> None:
+@contextmanager
+def _to_client() -> Iterator[None]:
+    """Bytes are written to the client. Raises ClientLeft."""
     try:
-        await response.write(chunk)
-    except ConnectionError as error:
-        raise ClientLeft from error
-
-
-async def _ended(response: web.StreamResponse) -> None:
-    try:
-        await response.write_eof()
+        yield
     except ConnectionError as error:
         raise ClientLeft from error
 

@@ -1,4 +1,4 @@
-"""The gateway's metrics, and those of its client."""
+"""The gateway's metrics, those of its client, and those that the endpoint picker has, too."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -17,6 +17,7 @@ from router.observe.metrics.families import (
     counters,
     shared,
 )
+from router.observe.tracing.gateway_trace import GatewayTrace
 from router.request.bodies import PATHS
 
 PICK_S = (0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -53,32 +54,50 @@ CLIENT = (
     + "; ".join(f"{name}: {about}" for name, about in (CLIENT_NAMES | _OWN_NAMES).items())
     + ".",
 )
-PROGRAM = "gateway"
-"""Label of the families that the endpoint picker has, too."""
 
 
-class GatewayCounters:
+class ProgramCounters:
+    """The metrics that a gateway and an endpoint picker have both."""
+
+    def __init__(self, registry: CollectorRegistry, program: str) -> None:
+        """program: gateway or picker, the value of a label."""
+        self.registry = registry
+        self._program = program
+        self.refusals = shared(registry, Counter(*REFUSALS, ["program", "reason"], registry=None))
+        self.by_load = shared(registry, Counter(*BY_LOAD, ["program", "reason"], registry=None))
+        opened = shared(registry, Gauge(*OPEN_REQUESTS, ["program"], registry=None))
+        self.open = opened.labels(program)
+        held = shared(registry, Gauge(*HELD, HELD_LABELS, registry=None))
+        self.body_bytes = held.labels(f"{program}_bodies", "")
+        pick = Histogram(*PICK, ["program"], buckets=PICK_S, registry=None)
+        self._pick = shared(registry, pick).labels(program)
+
+    def refused(self, reason: str) -> None:
+        """Counts a refused request."""
+        self.refusals.labels(self._program, reason).inc()
+
+    def went_by_load(self, reason: str) -> None:
+        """Counts a request that goes by load."""
+        self.by_load.labels(self._program, reason).inc()
+
+    def picked(self, seconds: float, trace: GatewayTrace | None) -> None:
+        """Counts a pick. seconds: how long it took. trace: of the request; None: not sampled."""
+        self._pick.observe(seconds, None if trace is None else trace.exemplar)
+
+
+class GatewayCounters(ProgramCounters):
     """The gateway's own metrics."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.registry = registry
+        super().__init__(registry, "gateway")
         self.requests = Counter(
             "kvroute_gateway_requests",
             "Requests by path and outcome.",
             ["path", "outcome"],
             registry=registry,
         )
-        self.refusals = shared(registry, Counter(*REFUSALS, ["program", "reason"], registry=None))
-        self.by_load = shared(registry, Counter(*BY_LOAD, ["program", "reason"], registry=None))
-        self.open = shared(registry, Gauge(*OPEN_REQUESTS, ["program"], registry=None)).labels(
-            PROGRAM
-        )
-        self.body_bytes = shared(registry, Gauge(*HELD, HELD_LABELS, registry=None)).labels(
-            "gateway_bodies", ""
-        )
-        self.responses = shared(registry, Gauge(*KNOWN, ["what"], registry=None)).labels(
-            "responses"
-        )
+        known = shared(registry, Gauge(*KNOWN, ["what"], registry=None))
+        self.responses = known.labels("responses")
         self.sent = Counter(
             "kvroute_gateway_sent",
             "Requests sent to a prefill worker and a decode worker (pair); chats that went on with"
@@ -86,8 +105,9 @@ class GatewayCounters:
             ["engine", "kind"],
             registry=registry,
         )
-        pick = Histogram(*PICK, ["program"], buckets=PICK_S, registry=None)
-        self.pick = shared(registry, pick).labels(PROGRAM)
+        events = shared(registry, Counter(*CLIENT, ["name"], registry=None))
+        self.unusable_hand_overs = events.labels("unusable_hand_overs")
+        self.moved = events.labels("moved")
         self._begin()
 
     def _begin(self) -> None:
@@ -100,14 +120,7 @@ class GatewayCounters:
             for outcome in OUTCOMES:
                 self.requests.labels(path, outcome)
         for reason in FULL:
-            self.refusals.labels(PROGRAM, reason)
-        self._count_workers(self.registry)
-
-    def _count_workers(self, registry: CollectorRegistry) -> None:
-        """What workers do wrong that no client sees."""
-        events = shared(registry, Counter(*CLIENT, ["name"], registry=None))
-        self.unusable_hand_overs = events.labels("unusable_hand_overs")
-        self.moved = events.labels("moved")
+            self.refusals.labels(self._program, reason)
 
     def watch(self, room: Room) -> None:
         """Has the gauges of open requests read this room at each scrape."""

@@ -68,27 +68,32 @@ class Entrance:
             )
 
     async def usage(self, request: web.Request, right: Right) -> Usage | None:
-        """The usage of the request's client; None: clients need no keys. Raises GatewayRefusal."""
-        if self._door is None:
+        """The usage of the request's client; None: clients need no keys. Raises Refusal."""
+        if (door := self._door) is None:
             return None
+        token = _token(request.headers)
+
+        def names() -> Iterator[str]:
+            transport = request.transport
+            return names_of(transport.get_extra_info("peercert") if transport is not None else None)
+
         try:
-            return await _entered(self._door, request, right)
-        except Refusal as refusal:
-            raise gateway_refusal(refusal) from None
+            usage = door.enter(token, names, is_unix=False)
+        except UnknownKeyError as error:
+            usage = await door.enter_after(error, token or "", names)
+        usage.identity.check_right(right)
+        return usage
 
     def place(self, request: web.Request, usage: Usage | None, held: Held) -> Place:
-        """Reserves the request's room among open requests, until it is left; raises GatewayRefusal
-        for a limit of its key, or of the gateway. held: the request, counted among those of its
-        key.
+        """Reserves the request's room among open requests, until it is left; raises Refusal for a
+        limit of its key, GatewayRefusal for one of the gateway. held: the request, counted among
+        those of its key.
         """
         length = request.content_length or 0
         self.room.check_size(length)
         if usage is not None:
-            try:
-                usage.request()
-                usage.message(length)
-            except Refusal as refusal:
-                raise gateway_refusal(refusal) from None
+            usage.request()
+            usage.message(length)
         name = None if usage is None else usage.identity.name
         place = self.room.enter(client_of(name, request.remote))
         if usage is not None:
@@ -106,22 +111,6 @@ class Entrance:
         finally:  # a body that ends in a refusal was read, too
             if usage is not None and reader.taken > length:
                 usage.exceeded(reader.taken - length)
-
-
-async def _entered(door: Door, request: web.Request, right: Right) -> Usage:
-    """The client of a request; raises Refusal."""
-    token = _token(request.headers)
-
-    def names() -> Iterator[str]:
-        transport = request.transport
-        return names_of(transport.get_extra_info("peercert") if transport is not None else None)
-
-    try:
-        usage = door.enter(token, names, is_unix=False)
-    except UnknownKeyError as error:
-        usage = await door.enter_after(error, token or "", names)
-    usage.identity.check_right(right)
-    return usage
 
 
 def query_of(request: web.Request) -> str:

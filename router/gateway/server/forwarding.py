@@ -2,33 +2,28 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
 
 from aiohttp import web
 
 from events.engines.table import engine_of
-from kvroute.client import KvRouteError, Pick, RoutedRequest
+from kvroute.client import KvRouteError, Pick
 from kvroute.v1 import Phase
 from router.config.settings.gateway_settings import GatewaySettings
-from router.config.settings.request_settings import RequestSettings
-from router.gateway.by_load import or_by_load
 from router.gateway.exchange import Exchange, Upstream
-from router.gateway.output_lengths import OutputLengths
 from router.gateway.refusals import GatewayRefusal
 from router.gateway.response_workers import ResponseWorkers
-from router.gateway.routers import Router
+from router.gateway.server.asking import Asking
 from router.gateway.server.attempt import WorkerAttempt
-from router.gateway.server.counters import PROGRAM, GatewayCounters
-from router.gateway.server.roster import Roster
+from router.gateway.server.counters import GatewayCounters
 from router.gateway.server.upstreams import Seat, Sent, Upstreams
 from router.net.keys.engine_accesses import EngineAccesses
 from router.observe.tracing.gateway_trace import GatewayTrace
 
 ATTEMPTS_MAX = 3
 """Workers that a request is tried on before its first byte, as the client library's."""
-
-T = TypeVar("T")
 
 log = logging.getLogger("kvroute.gateway")
 
@@ -38,25 +33,21 @@ class Forwarder:
 
     def __init__(
         self,
-        client: Router,
+        asking: Asking,
         upstreams: Upstreams,
-        roster: Roster,
         counters: GatewayCounters,
         settings: GatewaySettings,
-        requests: RequestSettings,
         accesses: EngineAccesses,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         """spawn: starts a task that sends a report while its request goes on."""
-        self._client = client
+        self.asking = asking
+        self.counters = counters
+        self.settings = settings
+        self.accesses = accesses
+        self.spawn = spawn
         self._upstreams = upstreams
-        self._roster = roster
-        self._counters = counters
-        self._settings = settings
-        self._route_timeout_s = requests.route_timeout_s
-        self._accesses = accesses
-        self._spawn = spawn
-        self._lengths = OutputLengths()
+        self._roster = asking.roster
         self._responses = ResponseWorkers()
 
     async def serve(
@@ -70,63 +61,45 @@ class Forwarder:
         KvRouteError or GatewayRefusal for a request without a worker, one of WORKER_ERRORS when
         none answered, and ClientLeft. trace: its spans; None: it is not sampled.
         """
-
-        def tries(by_load: bool) -> Awaitable[web.StreamResponse]:
-            return self._tries(request, exchange, began_s, by_load, trace)
-
-        return await self._or_by_load(exchange, tries, trace)
+        tries = partial(self._tries, request, exchange, began_s, trace)
+        try:
+            return await self.asking.or_by_load(exchange, tries, trace)
+        except KvRouteError as error:
+            self._check_possible(exchange, error)
+            raise
 
     async def observe(self, exchange: Exchange) -> None:
         """Has a request decided that another router serves. Raises KvRouteError or GatewayRefusal
         for one without a worker."""
-
-        def decided(by_load: bool) -> Awaitable[Pick]:
-            options = self._question(exchange, by_load=by_load)
-            options |= {"observed": True, "omit_receipt": True}
-            return self._client.route(timeout_s=self._route_timeout_s, **options)
-
-        await self._or_by_load(exchange, decided, None)
-
-    async def _or_by_load(
-        self,
-        exchange: Exchange,
-        tries: Callable[[bool], Awaitable[T]],
-        trace: GatewayTrace | None,
-    ) -> T:
-        """See by_load.py."""
-
-        def failed(error: KvRouteError) -> None:
-            if trace is not None:
-                trace.picked(error=error.reason or error.code.name)
+        try:
+            await self.asking.observe(exchange, partial(self._question, exchange))
+        except KvRouteError as error:
             self._check_possible(exchange, error)
-
-        return await or_by_load(exchange, tries, failed, self._count_by_load)
-
-    def _count_by_load(self, reason: str) -> None:
-        self._counters.by_load.labels(PROGRAM, reason).inc()
+            raise
 
     async def _tries(
         self,
         request: web.Request,
         exchange: Exchange,
         began_s: float,
-        by_load: bool,
         trace: GatewayTrace | None,
+        by_load: bool,
     ) -> web.StreamResponse:
-        settings = self._settings
-        options = self._question(exchange, by_load=by_load)
-        if settings.forward == "tokens" and exchange.may_have_tokens and not by_load:
+        options = self._question(exchange, by_load)
+        if self.settings.forward == "tokens" and exchange.may_have_tokens and not by_load:
             options["return_tokens"] = True
         if holder := self._holder(exchange):
             options["allowed_worker_ids"] = (holder,)
         if trace is not None:
             options["traceparent"] = trace.pick_header()
-        async for attempt in self._client.attempts(
-            attempts_max=ATTEMPTS_MAX, timeout_s=self._route_timeout_s, **options
+        asking = self.asking
+        async for attempt in asking.client.attempts(
+            attempts_max=ATTEMPTS_MAX, timeout_s=asking.timeout_s, **options
         ):
             async with attempt as routed:
                 if attempt.number == 1:
-                    self._picked(began_s, trace)
+                    now_s = asyncio.get_running_loop().time()
+                    self.counters.picked(now_s - began_s, trace)
                 if trace is not None:
                     trace.picked(routed.pick.worker_id)
                 work = WorkerAttempt(self, request, exchange, routed, trace, movable=not holder)
@@ -135,14 +108,9 @@ class Forwarder:
             "all attempts of the request ended without an answer and without an error"
         )
 
-    def _question(self, exchange: Exchange, *, by_load: bool) -> dict[str, Any]:
+    def _question(self, exchange: Exchange, by_load: bool) -> dict[str, Any]:
         """The options of a request's route. by_load: without its prompt."""
-        model = exchange.facts.model
-        options = exchange.question(
-            by_load=by_load,
-            tokens_max=self._roster.estimate_max(model),
-            output_tokens=self._lengths.mean(model),
-        )
+        options = self.asking.question(exchange, exchange.facts.model, by_load=by_load)
         if self._pairs(exchange):
             options["phase"] = Phase.PHASE_PREFILL_DECODE
         return options
@@ -186,24 +154,12 @@ class Forwarder:
             )
             raise GatewayRefusal("PAIR_UNSUPPORTED", message) from error
 
-    def model_missing(self, worker_id: str) -> None:
-        """Handles a worker's answer that it lacks the request's model: its list of models is read
-        again now, if this router runs its relay; another relay reads it within MODELS_S.
-        """
-        self._accesses.on_model_missing(worker_id)
-
-    def finished(self, exchange: Exchange, output_tokens: int, worker_id: str) -> None:
+    def finished(self, exchange: Exchange, worker_id: str) -> None:
         """Records an answer that was passed on whole."""
-        if exchange.has_body:
-            self._lengths.add(exchange.facts.model, output_tokens)
-        if response_id := exchange.response_id:
+        if response_id := exchange.answer.response_id():
             now_s = asyncio.get_running_loop().time()
             self._responses.add(response_id, worker_id, now_s, exchange.owner)
-            self._counters.responses.set(len(self._responses))
-
-    def first_token(self, routed: RoutedRequest, *, answering: bool) -> None:
-        """Reports PREFILL_DONE to the router, in a task of its own."""
-        self._spawn(routed.prefill_done(answering=answering))
+            self.counters.responses.set(len(self._responses))
 
     def token_fields(self, pick: Pick) -> dict[str, Any]:
         """Fields of the body with the prompt's tokens, for a worker whose engine takes them; else
@@ -216,12 +172,12 @@ class Forwarder:
         chat_tokens = engine_of(engine).chat_tokens
         if chat_tokens is None:
             return {}
-        self._counters.sent.labels(engine, "with_tokens").inc()
+        self.counters.sent.labels(engine, "with_tokens").inc()
         return chat_tokens(prompt.token_ids.tolist())
 
     def post(self, upstream: Upstream, seat: Seat) -> Sent:
         """Sends a request to a worker, with that worker's API key if it has one."""
-        access = self._accesses.of_worker(seat.worker_id, upstream.url)
+        access = self.accesses.of_worker(seat.worker_id, upstream.url)
         headers = access.headers(upstream.headers)
         return self._upstreams.post(upstream._replace(headers=headers), seat, access.tls)
 
@@ -229,19 +185,8 @@ class Forwarder:
         """Records that a prefill worker's answer was no hand-over; the decode worker computes the
         prompt.
         """
-        self._counters.unusable_hand_overs.inc()
+        self.counters.unusable_hand_overs.inc()
         log.warning("%s handed nothing over: %s: %s", worker_id, type(error).__name__, error)
-
-    @property
-    def shows_pick(self) -> bool:
-        return self._settings.answer_headers
-
-    def paired(self, engine: str) -> None:
-        self._counters.sent.labels(engine, "pair").inc()
-
-    def _picked(self, began_s: float, trace: GatewayTrace | None) -> None:
-        now_s = asyncio.get_running_loop().time()
-        self._counters.pick.observe(now_s - began_s, trace.exemplar if trace else None)
 
 
 def _gone(response_id: str, why: str) -> GatewayRefusal:

@@ -13,6 +13,7 @@ from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.keys_settings import EnginesSettings
 from router.config.settings.request_settings import RequestSettings
 from router.gateway.routers import Router
+from router.gateway.server.asking import Asking
 from router.gateway.server.counters import GatewayCounters, client_metrics
 from router.gateway.server.forwarding import Forwarder
 from router.gateway.server.roster import Roster
@@ -72,12 +73,10 @@ class Gateway:
         self.silent = SilentWorkers(router, self._upstreams, self.roster, self.counters)
         self._tasks = Tasks(broke)
         forwarder = Forwarder(
-            self.client,
+            Asking(self.client, self.roster, self.counters, requests),
             self._upstreams,
-            self.roster,
             self.counters,
             settings,
-            requests,
             accesses,
             lambda report: self._tasks.spawn(report, "report of a first token"),
         )

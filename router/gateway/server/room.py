@@ -8,7 +8,6 @@ Laws:
 """
 
 import asyncio
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from router.gateway.refusals import GatewayRefusal
@@ -122,12 +121,7 @@ class Place:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leaves: the request is over."""
         room, holding = self.room, self._holding
         room.open -= 1

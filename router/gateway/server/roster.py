@@ -5,8 +5,9 @@ Law: an old list stays while no router answers; requests go on with the client's
 
 import asyncio
 import logging
-from collections import Counter
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kvroute.client import KvRouteError
@@ -22,6 +23,27 @@ WORKER_S = 0.025
 log = logging.getLogger("kvroute.gateway")
 
 
+@dataclass(slots=True)
+class _Model:
+    """The workers of one model."""
+
+    workers: int = 0
+    pair_engines: frozenset[str] = frozenset()
+    """Engines of its prefill workers."""
+    shortest: int = sys.maxsize
+    """Tokens that the shortest worker takes."""
+
+    def add(self, worker: WorkerStatus) -> None:
+        self.workers += 1
+        if worker.role == "prefill":
+            self.pair_engines |= {worker.engine}
+        if worker.max_model_len:
+            self.shortest = min(self.shortest, worker.max_model_len)
+
+
+_NO_WORKER = _Model()
+
+
 class Roster:
     """The list of workers that a router gave last."""
 
@@ -29,16 +51,13 @@ class Roster:
         """clock: Unix time, for `created` of models."""
         self._client = client
         self._clock = clock
-        self._workers: list[WorkerStatus] = []
-        self._pair_engines: dict[str, frozenset[str]] = {}
-        """Model -> engines of its prefill workers; "": of all."""
+        self.workers: Sequence[WorkerStatus] = ()
+        """The last list."""
         self._engines: dict[str, str] = {}
         """Worker id -> its engine."""
-        self._counts: Counter[str] = Counter()
-        """Workers of a model; "": of all."""
+        self._models: dict[str, _Model] = {}
+        """Models by each of their names; "": all together."""
         self._created: dict[str, int] = {}
-        self._shortest: dict[str, int] = {}
-        """Tokens that the shortest worker of a model takes; "": of any."""
         self._tried = False
         """Whether a list was tried, so that a router that does not answer from the start is said
         once."""
@@ -49,7 +68,7 @@ class Roster:
         """Refreshes the list repeatedly, until cancelled."""
         while True:
             await self.refresh()
-            await asyncio.sleep(max(REFRESH_S, WORKER_S * len(self._workers)))
+            await asyncio.sleep(max(REFRESH_S, WORKER_S * len(self.workers)))
 
     async def refresh(self) -> None:
         """Lists the workers at a router once; if no router answers, the last list stays."""
@@ -67,36 +86,23 @@ class Roster:
 
     def use(self, workers: Iterable[WorkerStatus]) -> None:
         """Replaces the list of workers."""
-        self._workers = list(workers)
-        self._pair_engines = {}
-        for each in self._workers:
-            for name in ("", *_names(each)) if each.role == "prefill" else ():
-                known = self._pair_engines.get(name, frozenset())
-                self._pair_engines[name] = known | {each.engine}
-        self._engines = {each.worker_id: each.engine for each in self._workers}
-        self._counts = Counter(name for each in self._workers for name in ("", *_names(each)))
+        self.workers = list(workers)
+        self._engines = {each.worker_id: each.engine for each in self.workers}
+        self._models = {}
+        for each in self.workers:
+            for name in ("", *_names(each)):
+                self._models.setdefault(name, _Model()).add(each)
         now = int(self._clock())
-        names = {name for each in self._workers for name in _names(each)}
-        self._created = {name: self._created.get(name, now) for name in names}
-        self._shortest = {}
-        for each in self._workers:
-            for name in ("", *_names(each)) if each.max_model_len else ():
-                shortest = self._shortest.get(name, each.max_model_len)
-                self._shortest[name] = min(shortest, each.max_model_len)
+        self._created = {name: self._created.get(name, now) for name in self._models}
 
     @property
     def ready(self) -> bool:
         """Whether some worker of some model may be picked."""
-        return any(each.schedulable or each.last_resort for each in self._workers)
-
-    @property
-    def workers(self) -> Sequence[WorkerStatus]:
-        """The last list."""
-        return self._workers
+        return any(each.schedulable or each.last_resort for each in self.workers)
 
     def pair_engines(self, model: str) -> frozenset[str]:
         """Engines of the model's prefill workers; without a model's name, of any model's."""
-        return self._pair_engines.get(model, frozenset())
+        return self._models.get(model, _NO_WORKER).pair_engines
 
     def engine(self, worker_id: str) -> str:
         """Name of a worker's engine; empty: the worker is not in the list."""
@@ -104,7 +110,7 @@ class Roster:
 
     def count(self, model: str) -> int:
         """Number of the model's workers; without a model's name, of all."""
-        return self._counts[model]
+        return self._models.get(model, _NO_WORKER).workers
 
     def has_other(self, model: str, role: str, gone: Collection[tuple[str, int]]) -> bool:
         """Whether another worker of this model and role may be picked than those in `gone`, which
@@ -115,19 +121,18 @@ class Roster:
             and each.role == role
             and (each.worker_id, each.dp_rank) not in gone
             and (not model or model in _names(each))
-            for each in self._workers
+            for each in self.workers
         )
 
     def estimate_max(self, model: str) -> int:
         """Most tokens of an estimated length: half of what the model's shortest worker takes, since
         only the engine knows whether the prompt is too long."""
-        shortest = self._shortest.get(model)
-        return ESTIMATE_MAX if shortest is None else min(ESTIMATE_MAX, shortest // 2)
+        return min(ESTIMATE_MAX, self._models.get(model, _NO_WORKER).shortest // 2)
 
     def models(self) -> list[dict[str, Any]]:
         """The models of all workers as OpenAI lists them: names, aliases, LoRAs, each once."""
         cards: dict[str, dict[str, Any]] = {}
-        for each in self._workers:
+        for each in self.workers:
             if each.drained or not each.model:
                 continue
             for name in _names(each):

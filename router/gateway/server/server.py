@@ -23,12 +23,12 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from typing_extensions import override
 
-from kvroute.client import KvRouteError, RouterUnreachable
+from kvroute.client import KvRouteError
 from kvroute.client.requests.failures import Kind, judgement
 from router.config.settings.gateway_settings import GatewaySettings
 from router.config.settings.request_settings import RequestSettings
 from router.gateway.exchange import Blame, Exchange, client_id
-from router.gateway.refusals import Answer, GatewayRefusal, answer_of
+from router.gateway.refusals import Answer, GatewayRefusal, answer_of, reason_of
 from router.gateway.server.attempt import WORKER_ERRORS, ClientLeft
 from router.gateway.server.cors import Cors
 from router.gateway.server.counters import (
@@ -36,7 +36,6 @@ from router.gateway.server.counters import (
     MODEL_PATH,
     OTHER_PATH,
     OWN_PATHS,
-    PROGRAM,
     GatewayCounters,
 )
 from router.gateway.server.entrance import (
@@ -133,9 +132,9 @@ class GatewayServer:
         begin_trace: Callable[[str], GatewayTrace | None] | None = None,
     ) -> None:
         """tls: serves HTTPS. door: keys of clients, on every address; None: they need none.
-        begin_trace: the spans of a
-        request, by its traceparent or ""; None: no request has spans. Raises ConfigError for an
-        address that is none, or that the settings don't allow."""
+        begin_trace: the spans of a request, by its traceparent or ""; None: no request has spans.
+        Raises ConfigError for an address that is none, or that the settings don't allow.
+        """
         self._begin_trace = begin_trace
         self._settings = settings
         self._of_requests = requests
@@ -152,8 +151,8 @@ class GatewayServer:
         self._leaving = False
         """Each answer is the last of its connection."""
         self._stopping = False
+        """Requests for workers are refused, but on the connections of `_staying`."""
         self._staying: frozenset[object] = frozenset()
-        """Requests for workers are refused."""
         self._idle = asyncio.Event()
         self._idle.set()
         check_address(settings, door is not None)
@@ -228,6 +227,8 @@ class GatewayServer:
             return await self._own(call, route)
         except GatewayRefusal as refusal:
             return self._refused(call, refusal)
+        except Refusal as refusal:  # of a key
+            return self._refused(call, gateway_refusal(refusal))
         except Exception:
             return self._fault(call)
         finally:
@@ -254,7 +255,7 @@ class GatewayServer:
             reason = "HEAD_TOO_LARGE"
             message = f"a header is over {HEADER_KIB_MAX} KiB"
         self._counters.requests.labels(OTHER_PATH, "refused").inc()
-        self._counters.refusals.labels(PROGRAM, reason).inc()
+        self._counters.refused(reason)
         return _response(answer_of(reason, message, OPENAI), uuid.uuid4().hex)
 
     def _options(self, call: _Call, route: str) -> web.Response:
@@ -272,15 +273,6 @@ class GatewayServer:
         usage = call.usage = await entrance.usage(request, Right.ROUTE)
         with entrance.place(request, usage, call) as place:
             return await self._served(call, await entrance.body(request, usage, place))
-
-    def _admit(self, call: _Call, exchange: Exchange) -> None:
-        """Checks a request against its client's rights; raises GatewayRefusal."""
-        if call.usage is None:
-            return
-        try:
-            exchange.check_rights()
-        except Refusal as refusal:
-            raise gateway_refusal(refusal) from None
 
     def _headers(self, call: _Call) -> Mapping[str, str]:
         """A request's headers, with the key that workers shall see."""
@@ -303,7 +295,7 @@ class GatewayServer:
             salts_tenants=self._settings.salt == "tenant",
         )
         exchange = await made(len(body), make)
-        self._admit(call, exchange)
+        exchange.check_rights()
         try:
             if self._settings.observe:
                 await self._forwarder.observe(exchange)
@@ -325,7 +317,7 @@ class GatewayServer:
         except WORKER_ERRORS as error:
             return self._failed(call, error)
         except Exception:
-            if exchange.passed and request.transport is not None:
+            if exchange.answer.passed and request.transport is not None:
                 request.transport.close()  # the client may not take what it has for whole
             return self._fault(call)
         call.outcome = _outcome(exchange)
@@ -334,41 +326,31 @@ class GatewayServer:
         return response
 
     def _unrouted(self, call: _Call, error: KvRouteError) -> web.Response:
-        reason = error.reason or error.code.name
-        if error.reason is None and isinstance(error, RouterUnreachable):
-            reason = "ROUTER_UNREACHABLE"
-        if reason in (
-            "UNAUTHENTICATED",
-            "PERMISSION_DENIED",
-        ):  # a fault of the gateway
+        reason = reason_of(error)
+        if reason in ("UNAUTHENTICATED", "PERMISSION_DENIED"):  # a fault of the gateway
             log.error("the router refuses this gateway's key (to_router): %s", error.message)
-            call.outcome = "failed"
-            return self._answer(call, "GATEWAY_FAULT", "the router refuses the gateway's key")
-        call.outcome = "refused"
-        self._counters.refusals.labels(PROGRAM, reason).inc()
-        return self._answer(call, reason, error.message, retry_after_s=error.retry_after_s)
+            message = "the router refuses the gateway's key"
+            return self._answer(call, "failed", "GATEWAY_FAULT", message)
+        retry_after_s = error.retry_after_s
+        return self._answer(call, "refused", reason, error.message, retry_after_s=retry_after_s)
 
     def _failed(self, call: _Call, error: Exception) -> web.Response:
         reason = judgement(error).reason or "WORKER_FAILED"
         notes = "; ".join(getattr(error, "__notes__", ()))
         log.warning("%s: %s: %s %s", call.path, type(error).__name__, error, notes)
-        call.outcome = "failed"
-        if reason == "HOST_FAILED":
-            call.outcome = "refused"
-            self._counters.refusals.labels(PROGRAM, reason).inc()
-        return self._answer(call, reason, f"{_FAILED[reason]}: {type(error).__name__}: {error}")
+        outcome = "refused" if reason == "HOST_FAILED" else "failed"
+        message = f"{_FAILED[reason]}: {type(error).__name__}: {error}"
+        return self._answer(call, outcome, reason, message)
 
     def _refused(self, call: _Call, refusal: GatewayRefusal) -> web.Response:
         reason, message = refusal.reason, refusal.message
-        call.outcome = "refused"
-        self._counters.refusals.labels(PROGRAM, reason).inc()
         said = self._said.setdefault(reason, Seldom(log, WARNING if reason in FULL else INFO))
         whose = call.request.remote if call.usage is None else call.usage.identity.name
         now_s = asyncio.get_running_loop().time()
         said.log(now_s, "a request of %s is refused: %s: %a", whose, reason, message)
         retry_after_s = refusal.retry_after_s or (1.0 if reason in FULL else None)
         answer = self._answer(
-            call, reason, message, retry_after_s=retry_after_s, param=refusal.param
+            call, "refused", reason, message, retry_after_s=retry_after_s, param=refusal.param
         )
         if reason == "UNSUPPORTED_ENCODING":
             answer.headers["Accept-Encoding"] = ", ".join(ENCODINGS)  # RFC 9110, 15.5.16
@@ -379,18 +361,22 @@ class GatewayServer:
     def _fault(self, call: _Call) -> web.Response:
         """A fault of our own is being handled."""
         log.exception("a request failed in the gateway itself")
-        call.outcome = "failed"
-        return self._answer(call, "GATEWAY_FAULT", "the gateway failed")
+        return self._answer(call, "failed", "GATEWAY_FAULT", "the gateway failed")
 
     def _answer(
         self,
         call: _Call,
+        outcome: str,
         reason: str,
         message: str,
         *,
         retry_after_s: float | None = None,
         param: str | None = None,
     ) -> web.Response:
+        """The answer to a request that ends with this outcome."""
+        call.outcome = outcome
+        if outcome == "refused":
+            self._counters.refused(reason)
         form = errors_on(call.path)
         answer = answer_of(reason, message, form, retry_after_s=retry_after_s, param=param)
         return _response(answer, call.request_id)

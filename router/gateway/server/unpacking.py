@@ -7,9 +7,10 @@ Laws:
 
 import sys
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from multidict import MultiMapping
 from typing_extensions import override
@@ -29,24 +30,29 @@ class CannotUnpack(Exception):
     """The bytes are not valid in the named encoding."""
 
 
-class Frame(Protocol):
+class Frame(ABC):
     """One compressed frame, from its first byte to its end."""
 
+    _stream: Any
+
+    @abstractmethod
     def step(self, packed: bytes) -> tuple[bytes, bytes, bool]:
         """Unpacks a step: returns the next bytes, the packed bytes that are left, and whether more
         may follow.
         """
 
     @property
-    def ended(self) -> bool: ...
+    def ended(self) -> bool:
+        return bool(self._stream.eof)
 
 
-class _Zlib:
+class _Zlib(Frame):
     """A member of gzip, or deflate with or without zlib's header (RFC 9110, 8.4.1.2)."""
 
     def __init__(self, window_bits: int) -> None:
         self._stream = zlib.decompressobj(window_bits)
 
+    @override
     def step(self, packed: bytes) -> tuple[bytes, bytes, bool]:
         stream = self._stream
         given = stream.decompress(packed, STEP_BYTES)
@@ -54,12 +60,8 @@ class _Zlib:
             return given, stream.unused_data, False
         return given, stream.unconsumed_tail, len(given) == STEP_BYTES
 
-    @property
-    def ended(self) -> bool:
-        return self._stream.eof
 
-
-class _Zstd:
+class _Zstd(Frame):
     """A frame of zstd."""
 
     def __init__(self) -> None:
@@ -67,16 +69,13 @@ class _Zstd:
         options = {library.DecompressionParameter.window_log_max: WINDOW_LOG_MAX}
         self._stream = library.ZstdDecompressor(options=options)
 
+    @override
     def step(self, packed: bytes) -> tuple[bytes, bytes, bool]:
         stream = self._stream
         given = stream.decompress(packed, max_length=STEP_BYTES)
         if stream.eof:
             return given, stream.unused_data, False
         return given, b"", not stream.needs_input  # it keeps the packed bytes itself
-
-    @property
-    def ended(self) -> bool:
-        return bool(self._stream.eof)
 
 
 @cache

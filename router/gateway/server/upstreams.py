@@ -14,7 +14,6 @@ import asyncio
 import io
 import ssl
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import aiohttp
@@ -111,14 +110,12 @@ class Upstreams:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
-        self._session: aiohttp.ClientSession | None = None
-        self._fresh: aiohttp.ClientSession | None = None
-        """Whose connections are used once."""
+        self._sessions: tuple[aiohttp.ClientSession, ...] = ()
+        """A session of pooled connections, and one of fresh connections that are used once."""
         self._open: dict[Sent, None] = {}
 
     async def __aenter__(self) -> Self:
-        self._session = self._made(keepalive_timeout=IDLE_S)
-        self._fresh = self._made(force_close=True)
+        self._sessions = self._made(keepalive_timeout=IDLE_S), self._made(force_close=True)
         return self
 
     def _made(self, **options: object) -> aiohttp.ClientSession:
@@ -131,24 +128,15 @@ class Upstreams:
             skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
         )
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for session in (self._session, self._fresh):
-            if session is not None:
-                await session.close()
+    async def __aexit__(self, *_: object) -> None:
+        for session in self._sessions:
+            await session.close()
 
     def post(self, upstream: Upstream, seat: Seat, tls: ssl.SSLContext | bool = True) -> "Sent":
         """A request that is sent when it is entered; leaving it before the answer's end closes its
         connection. tls: see EngineAccess.
         """
-        assert self._session is not None
-        assert self._fresh is not None
-        sessions = (self._session, self._fresh)
-        return Sent(sessions, upstream, self._settings.silence_s, self._open, seat, tls)
+        return Sent(self._sessions, upstream, self._settings.silence_s, self._open, seat, tls)
 
     def waiting(self, since_s: float) -> Iterator["Sent"]:
         """Requests sent before since_s that may move to another worker and have no byte of an
@@ -173,7 +161,7 @@ class Sent:
 
     def __init__(
         self,
-        sessions: tuple[aiohttp.ClientSession, aiohttp.ClientSession],
+        sessions: tuple[aiohttp.ClientSession, ...],
         upstream: Upstream,
         silence_s: float,
         open_: dict["Sent", None],
@@ -258,12 +246,7 @@ class Sent:
     def _use(self, protocol: AnswerProtocol) -> None:
         self._protocol = protocol
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._over()
         self._protocol = None
         if self._looks is not None:

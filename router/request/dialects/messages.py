@@ -33,6 +33,32 @@ def checked_messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
     return messages
 
 
+def check_absent(fields: Fields, names: Iterable[str]) -> None:
+    """Raises PromptError for a body with one of these fields, which change the prompt in the
+    engine."""
+    for name in names:
+        if fields.get(name) is not None:
+            raise unsupported(f"{name} changes the prompt in the engine")
+
+
+def named_function(tool: Any) -> Fields:
+    """The function of a chat's tool. Raises PromptError."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise refused("a tool without a named function")
+    return function
+
+
+def drop_unset_flags(function: Fields) -> None:
+    """Takes flags of a tool's function out that are null. Raises PromptError for one that is no
+    boolean."""
+    for name in ("strict", "defer_loading"):
+        if function[name] is None:
+            del function[name]
+        elif not isinstance(function[name], bool):
+            raise refused(f"a tool whose {name} is no boolean")
+
+
 def refused(what: str) -> PromptError:
     """The error for a body that the engine's release is known to refuse; the engine answers it
     itself.

@@ -15,9 +15,12 @@ import msgspec
 from router.request.dialects.dialect import ModelFacts, TemplateInput
 from router.request.dialects.json_schema import with_standard_types
 from router.request.dialects.messages import (
+    check_absent,
     checked_messages,
+    drop_unset_flags,
     flag,
     kwargs_of,
+    named_function,
     refused,
     text_or_none,
 )
@@ -39,9 +42,7 @@ _TEXTS = ("tool_call_id", "name", "phase", "reasoning_content")
 
 def to_template(fields: dict[str, Any], facts: ModelFacts) -> TemplateInput:
     """The template's input for a chat's body. Raises PromptError."""
-    for name in ("input_ids", "mm_processor_kwargs"):
-        if fields.get(name) is not None:
-            raise unsupported(f"{name} changes the prompt in the engine")
+    check_absent(fields, ("input_ids", "mm_processor_kwargs"))
     template = facts.first_template
     as_parts = template.loops_over_named_content or any(word in template.text for word in _MEDIA)
     messages = [_message(message, as_parts) for message in checked_messages(fields)]
@@ -124,9 +125,7 @@ def _tools(fields: dict[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def _tool(tool: Any) -> dict[str, Any]:
-    function = tool.get("function") if isinstance(tool, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise refused("a tool without a named function")
+    function = named_function(tool)
     deferred = tool.get("defer_loading")
     inner = {
         name: function.get(name) for name in (*function, *_FUNCTION) if name in _FUNCTION
@@ -134,11 +133,7 @@ def _tool(tool: Any) -> dict[str, Any]:
     text_or_none(inner, "description")
     if inner["defer_loading"] is None:
         inner["defer_loading"] = deferred
-    for name in ("strict", "defer_loading"):
-        if inner[name] is None:
-            del inner[name]
-        elif not isinstance(inner[name], bool):
-            raise refused(f"a tool whose {name} is no boolean")
+    drop_unset_flags(inner)
     inner["parameters"] = with_standard_types(inner["parameters"])
     kind = tool.get("type", "function")
     if not isinstance(kind, str):

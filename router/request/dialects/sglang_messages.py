@@ -102,7 +102,7 @@ def _converted(message: Fields) -> list[Fields]:
             case "tool_result" if role == "user":
                 result += _of_parts(role, parts)
                 parts = []
-                result += _results(block)
+                result.append(_result(block))
             case kind:
                 raise unsupported(f"a block of the type {kind!r:.40} is known to an engine only")
     if role == "user":
@@ -117,31 +117,25 @@ def _converted(message: Fields) -> list[Fields]:
 
 def _of_parts(role: str, parts: list[str]) -> list[Fields]:
     """A message of texts; none of no texts."""
-    match parts:
-        case []:
-            return []
-        case [text]:
-            return [{"role": role, "content": text}]
-        case _:
-            content = [{"type": "text", "text": text} for text in parts]
-            return [{"role": role, "content": content}]
+    return [{"role": role, "content": _content(parts)}] if parts else []
 
 
-def _results(block: Fields) -> list[Fields]:
+def _content(texts: list[str]) -> Any:
+    """Texts as a message's content: several as a part each."""
+    if len(texts) < 2:
+        return "".join(texts)
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def _result(block: Fields) -> Fields:
     content = block.get("content")
     name = text_or_none(block, "tool_use_id") or text_or_none(block, "id") or ""
     message: Fields = {"role": "tool", "tool_call_id": name}
     if not isinstance(content, list):
-        return [{**message, "content": content if isinstance(content, str) else ""}]
+        return {**message, "content": content if isinstance(content, str) else ""}
     texts = []
     for item in content:
         if not isinstance(item, dict) or item.get("type") != "text":
             raise unsupported("a tool's result with parts that are no text")
         texts += [text] if (text := text_or_none(item, "text")) else []
-    match texts:
-        case []:
-            return [{**message, "content": ""}]
-        case [text]:
-            return [{**message, "content": text}]
-        case _:
-            return [{**message, "content": [{"type": "text", "text": text} for text in texts]}]
+    return {**message, "content": _content(texts)}

@@ -12,14 +12,16 @@ from router.request.dialects import (
     sglang,
     sglang_messages,
     sglang_responses,
-    sglang_tokenize,
     vllm,
     vllm_messages,
     vllm_responses,
-    vllm_tokenize,
 )
 from router.request.dialects.dialect import ModelFacts, TemplateInput
-from router.request.dialects.tokenize import tokenize_completion
+from router.request.dialects.tokenize import (
+    tokenize_completion,
+    tokenize_sglang_chat,
+    tokenize_vllm_chat,
+)
 
 ToTemplate = Callable[[dict[str, Any], ModelFacts], TemplateInput]
 """A body -> what the model's chat template gets. Raises PromptError."""
@@ -45,7 +47,7 @@ DIALECTS = {
             Templated.MESSAGES: vllm_messages.to_template,
             Templated.RESPONSES: vllm_responses.to_template,
         },
-        tokenizes={None: tokenize_completion, Templated.CHAT: vllm_tokenize.tokenize_chat},
+        tokenizes={None: tokenize_completion, Templated.CHAT: tokenize_vllm_chat},
         has_render=True,
     ),
     "sglang": Dialect(
@@ -54,7 +56,7 @@ DIALECTS = {
             Templated.MESSAGES: sglang_messages.to_template,
             Templated.RESPONSES: sglang_responses.to_template,
         },
-        tokenizes={None: tokenize_completion, Templated.CHAT: sglang_tokenize.tokenize_chat},
+        tokenizes={None: tokenize_completion, Templated.CHAT: tokenize_sglang_chat},
         has_render=False,
     ),
 }

@@ -13,10 +13,13 @@ from typing import Any
 
 from router.request.dialects.dialect import ModelFacts, TemplateInput
 from router.request.dialects.messages import (
+    check_absent,
     checked_messages,
+    drop_unset_flags,
     flag,
     in_order,
     kwargs_of,
+    named_function,
     refused,
     text_or_none,
 )
@@ -24,8 +27,9 @@ from router.request.prompt_error import unsupported
 
 Message = dict[str, Any]
 
-_BILLING_HEADER = "x-anthropic-billing-header"
-"""Begins a line of Claude Code's system text that differs in every request; vLLM drops the line."""
+BILLING_HEADER = "x-anthropic-billing-header"
+"""Begins a line of Claude Code's system text, or a block of its messages, that differs in every
+request; vLLM drops it."""
 _TEXTS = {
     "text": "text",
     "input_text": "text",
@@ -60,9 +64,7 @@ def to_template(
 ) -> TemplateInput:
     """The template's input for a chat's body. call_fields: the first fields of a call's function,
     in the order in which a template may print them. Raises PromptError."""
-    for name in _REFUSED:
-        if fields.get(name) is not None:
-            raise unsupported(f"{name} changes the prompt in the engine")
+    check_absent(fields, _REFUSED)
     tools = _tools(fields, facts)
     template = facts.template_for(tools)
     as_parts = facts.content_format == "openai" or (
@@ -106,9 +108,7 @@ def _tools(fields: dict[str, Any], facts: ModelFacts) -> list[dict[str, Any]] | 
 
 
 def _tool(tool: Any) -> dict[str, Any]:
-    function = tool.get("function") if isinstance(tool, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise refused("a tool without a named function")
+    function = named_function(tool)
     if tool.get("type", "function") != "function":
         raise refused("a tool of another type than function")
     parameters = function.get("parameters")
@@ -122,11 +122,7 @@ def _tool(tool: Any) -> dict[str, Any]:
         "strict": function.get("strict"),
         "defer_loading": tool.get("defer_loading") if deferred is None else deferred,
     }
-    for name in ("strict", "defer_loading"):
-        if inner[name] is None:
-            del inner[name]
-        elif not isinstance(inner[name], bool):
-            raise refused(f"a tool whose {name} is no boolean")
+    drop_unset_flags(inner)
     result = {"type": "function", "function": inner}
     if tool.get("defer_loading") is not None:
         result["defer_loading"] = tool["defer_loading"]
@@ -160,7 +156,8 @@ def _message(message: Message, as_parts: bool, call_fields: tuple[str, ...]) -> 
     result: Message = {"role": role, "content": _content(message, as_parts)}
     if role == "assistant":
         if message.get("tool_calls"):
-            calls = _listed(message["tool_calls"])
+            if not isinstance(calls := message["tool_calls"], list):
+                raise refused("tool_calls that are no array")
             result["tool_calls"] = [_call(call, call_fields) for call in calls]
         reasoning = message.get("reasoning")
         if reasoning is None:
@@ -178,12 +175,6 @@ def _message(message: Message, as_parts: bool, call_fields: tuple[str, ...]) -> 
     if role == "developer":
         result["tools"] = _developer_tools(message.get("tools"))
     return result
-
-
-def _listed(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise refused("tool_calls that are no array")
-    return value
 
 
 def _content(message: Message, as_parts: bool) -> Any:
@@ -207,7 +198,7 @@ def _without_billing_header(parts: Iterable[Any]) -> Iterable[Any]:
         text = part
         if isinstance(part, dict):
             text = part.get("text") if part.get("type") == "text" else None
-        if not isinstance(text, str) or not text.startswith(_BILLING_HEADER):
+        if not isinstance(text, str) or not text.startswith(BILLING_HEADER):
             yield part
         elif rest := text.partition("\n")[2]:
             yield rest if isinstance(part, str) else {**part, "text": rest}

@@ -12,8 +12,6 @@ from router.request.dialects.dialect import ModelFacts, TemplateInput
 from router.request.dialects.messages import Fields, checked_messages, refused, text_or_none
 from router.request.prompt_error import unsupported
 
-_BILLING_HEADER = "x-anthropic-billing-header"
-"""Begins a block of Claude Code's that differs in every request; vLLM drops the block."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -82,7 +80,7 @@ def _system_text(content: Any) -> str:
     texts = []
     for block in blocks(content):
         text = text_or_none(block, "text")
-        if block["type"] == "text" and text and not text.startswith(_BILLING_HEADER):
+        if block["type"] == "text" and text and not text.startswith(vllm.BILLING_HEADER):
             texts.append(text)
     return "".join(texts)
 
@@ -90,7 +88,7 @@ def _system_text(content: Any) -> str:
 def _inline(message: Fields) -> str:
     content = message.get("content")
     if isinstance(content, str):
-        return "" if content.startswith(_BILLING_HEADER) else content
+        return "" if content.startswith(vllm.BILLING_HEADER) else content
     if any(block["type"] in ("tool_addition", "tool_removal") for block in blocks(content)):
         raise unsupported("messages that change the tools")
     return _system_text(content)

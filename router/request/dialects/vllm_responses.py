@@ -8,7 +8,7 @@ from typing import Any
 
 from router.request.dialects import vllm
 from router.request.dialects.dialect import ModelFacts, TemplateInput
-from router.request.dialects.messages import Fields, refused, text_or_none
+from router.request.dialects.messages import Fields, check_absent, refused, text_or_none
 from router.request.dialects.responses import (
     CUSTOM_INPUT,
     check_template,
@@ -46,9 +46,7 @@ def to_template(fields: Fields, facts: ModelFacts) -> TemplateInput:
 
 def to_chat(fields: Fields) -> Fields:
     """The body of a chat, whose text the tokenizer puts its specials around. Raises PromptError."""
-    for name in _REFUSED:
-        if fields.get(name) is not None:
-            raise unsupported(f"{name} changes the prompt in the engine")
+    check_absent(fields, _REFUSED)
     if fields.get("truncation", "disabled") != "disabled":
         raise unsupported("truncation changes the prompt in the engine")
     messages, items = instructions_of(fields), items_of(fields)

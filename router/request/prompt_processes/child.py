@@ -29,14 +29,15 @@ _PR_SET_PDEATHSIG = 1
 def serve(connection: socket.socket) -> None:
     """Answers jobs, one after another, until the other end closes."""
     renderers: dict[str, tuple[Job, Renderer]] = {}
-    while (sizes := _read(connection, SIZES.size)) is not None:
-        header_size, size = SIZES.unpack(sizes)
-        header, content = _read(connection, header_size), _read(connection, size)
-        if header is None or content is None:
-            return
-        done, tokens = _render(renderers, read_header(header, Job), content)
-        connection.sendall(framed(done, len(tokens)))
-        connection.sendall(tokens)
+    with connection.makefile("rb") as jobs:
+        while len(sizes := jobs.read(SIZES.size)) == SIZES.size:
+            header_size, size = SIZES.unpack(sizes)
+            header, content = jobs.read(header_size), jobs.read(size)
+            if len(header) + len(content) < header_size + size:
+                return
+            done, tokens = _render(renderers, read_header(header, Job), content)
+            connection.sendall(framed(done, len(tokens)))
+            connection.sendall(tokens)
 
 
 def _render(
@@ -67,18 +68,6 @@ def _render(
         ),
         rendered.token_bytes,
     )
-
-
-def _read(connection: socket.socket, size: int) -> bytes | None:
-    """Exactly so many bytes; None: the other end closed."""
-    data = bytearray(size)
-    view, got = memoryview(data), 0
-    while got < size:
-        count = connection.recv_into(view[got:])
-        if not count:
-            return None
-        got += count
-    return bytes(data)
 
 
 def bound_memory(memory_bytes: int) -> None:

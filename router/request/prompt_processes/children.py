@@ -13,9 +13,8 @@ import os
 import signal
 import socket
 import sys
-from collections import Counter, deque
+from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from typing_extensions import override
 
@@ -38,15 +37,6 @@ SPILL = 2
 _PROGRAM = ("-m", "router.request.prompt_processes.child")
 
 
-@dataclass(slots=True, eq=False)
-class _Task:
-    job: Job
-    content: bytes
-    outcome: "asyncio.Future[tuple[Done, bytes]]" = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-
-
 class Children:
     """A pool of processes, each started by its first body."""
 
@@ -64,12 +54,13 @@ class Children:
         child. program: arguments of the interpreter, to which this process's id and memory_bytes
         are added.
         """
-        program = (*program, str(os.getpid()), str(memory_bytes))
+        self.program = (*program, str(os.getpid()), str(memory_bytes))
+        self.queue_max = queue_max
+        self.render_s = render_s
+        self.load_s = load_s
         self.killed: Counter[str] = Counter()
         """Children killed or lost, by cause: time, or exit."""
-        self._children = [
-            _Child(program, queue_max, render_s, load_s, self.killed) for _ in range(processes)
-        ]
+        self._children = [_Child(self) for _ in range(processes)]
 
     @property
     def waiting(self) -> int:
@@ -80,22 +71,6 @@ class Children:
     def pids(self) -> list[int]:
         """Process ids of the children that run."""
         return [child.pid for child in self._children if child.pid is not None]
-
-    async def load(self, model: str, settings: RendererSettings) -> str:
-        """Loads a model's tokenizer into every child, and returns its digest. Raises
-        PromptError.
-        """
-        job = Job(model, settings, "", "")
-        done = await asyncio.gather(
-            *(child.run(job, b"") for child in self._children), return_exceptions=True
-        )
-        for result in done:
-            if isinstance(result, BaseException):
-                try:
-                    raise result
-                finally:
-                    del result  # a cycle: its traceback refers to this frame
-        return next(result[0].digest for result in done if not isinstance(result, BaseException))
 
     async def render(
         self,
@@ -122,25 +97,15 @@ class Children:
 
 
 class _Child:
-    """One place in the pool: a process, or none yet, and the bodies that wait for it."""
+    """One place in the pool: a process, or none yet, and the bodies that take turns at it."""
 
-    def __init__(
-        self,
-        program: tuple[str, ...],
-        queue_max: int,
-        render_s: float,
-        load_s: float,
-        killed: Counter[str],
-    ) -> None:
-        self._program = program
-        self._queue_max = queue_max
-        self._render_s = render_s
-        self._load_s = load_s
-        self._killed = killed
-        self._queue: deque[_Task] = deque()
-        self._worker: asyncio.Task[None] | None = None
+    def __init__(self, pool: Children) -> None:
+        self._pool = pool
         self._process: _Process | None = None
-        self._busy = False
+        self._turn = asyncio.Lock()
+        """Held while the process has a body."""
+        self._waiting = 0
+        self._work: asyncio.Task[tuple[Done, bytes]] | None = None
         self._not_before_s = 0.0
         self._closed = False
 
@@ -151,7 +116,7 @@ class _Child:
     @property
     def load(self) -> int:
         """Bodies that it renders, or that wait for it."""
-        return len(self._queue) + self._busy
+        return self._waiting + self._turn.locked()
 
     @property
     def pid(self) -> int | None:
@@ -159,23 +124,23 @@ class _Child:
 
     async def run(self, job: Job, content: bytes) -> tuple[Done, bytes]:
         """Raises PromptError."""
-        if self._closed:
-            raise _unavailable("the router is stopping")
-        if len(self._queue) >= self._queue_max:
+        if self._waiting >= self._pool.queue_max:
             raise PromptError(
                 Reason.RENDER_QUEUE_FULL,
-                f"{len(self._queue)} bodies wait for tokens, which is the bound for a process"
+                f"{self._waiting} bodies wait for tokens, which is the bound for a process"
                 " (prompts.processes)",
             )
-        task = _Task(job, content)
-        self._queue.append(task)
-        if self._worker is None:
-            self._worker = asyncio.create_task(self._work())
+        self._waiting += 1
         try:
-            done, tokens = await task.outcome
+            await self._turn.acquire()
+        finally:
+            self._waiting -= 1
+        try:  # a caller that leaves does not end it: the process has the body, and answers
+            done, tokens = await asyncio.shield(self._begun(job, content))
         except asyncio.CancelledError:
-            with suppress(ValueError):
-                self._queue.remove(task)
+            caller = asyncio.current_task()
+            if self._closed and (caller is None or not caller.cancelling()):
+                raise _unavailable("the router is stopping") from None
             raise
         if done.reason:
             raise PromptError(Reason[done.reason], done.message, done.shape)
@@ -183,60 +148,53 @@ class _Child:
 
     def stop(self) -> None:
         self._closed = True
-        if self._worker is not None:
-            self._worker.cancel()
-        for task in self._queue:
-            _fail(task, _unavailable("the router is stopping"))
-        self._queue.clear()
+        if self._work is not None:
+            self._work.cancel()
 
     async def ended(self) -> None:
-        if self._worker is not None:
-            await asyncio.wait({self._worker})
+        if self._work is not None:
+            await asyncio.wait({self._work})
         if self._process is not None:
             await self._process.end()
             self._process = None
 
-    async def _work(self) -> None:
-        """Renders what waits, until nothing does."""
-        try:
-            while self._queue:
-                task = self._queue.popleft()
-                if task.outcome.done():
-                    continue
-                self._busy = True
-                try:
-                    result = await self._one(task)
-                except PromptError as error:
-                    _fail(task, error)
-                except asyncio.CancelledError:
-                    _fail(task, _unavailable("the router is stopping"))
-                    raise
-                except OSError as error:
-                    _fail(task, _unavailable(f"no process can be started: {error}"))
-                except Exception as error:  # of one body: those behind it have their turn
-                    await self._lost("exit")
-                    _fail(task, _unavailable(f"its process failed: {type(error).__name__}"))
-                else:
-                    if not task.outcome.done():
-                        task.outcome.set_result(result)
-                finally:
-                    self._busy = False
-        finally:
-            self._worker = None
+    def _begun(self, job: Job, content: bytes) -> "asyncio.Task[tuple[Done, bytes]]":
+        work = asyncio.get_running_loop().create_task(self._one(job, content))
+        work.add_done_callback(self._over)
+        self._work = work
+        return work
 
-    async def _one(self, task: _Task) -> tuple[Done, bytes]:
+    def _over(self, work: "asyncio.Task[tuple[Done, bytes]]") -> None:
+        self._work = None
+        self._turn.release()
+        _ = work.cancelled() or work.exception()  # read, in case that its caller is gone
+
+    async def _one(self, job: Job, content: bytes) -> tuple[Done, bytes]:
+        """Raises PromptError."""
+        try:
+            return await self._rendered(job, content)
+        except PromptError:
+            raise
+        except OSError as error:
+            raise _unavailable(f"no process can be started: {error}") from None
+        except Exception as error:  # of one body: those behind it have their turn
+            await self._lost("exit")
+            raise _unavailable(f"its process failed: {type(error).__name__}") from None
+
+    async def _rendered(self, job: Job, content: bytes) -> tuple[Done, bytes]:
         """Loads the tokenizer first, where the child has another one or none: a body that hangs is
         given the time of a body then, too."""
+        if self._closed:
+            raise _unavailable("the router is stopping")
         process = await self._started()
-        job = task.job
-        if job.kind and process.loaded.get(job.model) != job.settings:
+        if process.loaded.get(job.model) != job.settings:
             loaded = await self._asked(process, Job(job.model, job.settings, "", ""), b"")
             if loaded[0].reason:
                 return loaded
-        return await self._asked(process, job, task.content)
+        return await self._asked(process, job, content)
 
     async def _asked(self, process: "_Process", job: Job, content: bytes) -> tuple[Done, bytes]:
-        limit_s = self._render_s if job.kind else self._load_s
+        limit_s = self._pool.render_s if job.kind else self._pool.load_s
         try:
             async with asyncio.timeout(limit_s):
                 result = await process.ask(job, content)
@@ -258,11 +216,11 @@ class _Child:
         if self._process is None:
             if asyncio.get_running_loop().time() < self._not_before_s:
                 raise _unavailable("the process that renders ended at its start, a moment ago")
-            self._process = await _Process.start(self._program)
+            self._process = await _Process.start(self._pool.program)
         return self._process
 
     async def _lost(self, cause: str) -> int:
-        self._killed[cause] += 1
+        self._pool.killed[cause] += 1
         process, self._process = self._process, None
         return await process.end() if process is not None else 0
 
@@ -351,9 +309,3 @@ def _exit_code(pid: int) -> int:
 
 def _unavailable(message: str) -> PromptError:
     return PromptError(Reason.RENDERER_UNAVAILABLE, message)
-
-
-def _fail(task: _Task, error: PromptError) -> None:
-    if not task.outcome.done():
-        task.outcome.set_exception(error)
-        task.outcome.exception()  # read, in case that its caller is gone

@@ -30,7 +30,7 @@ import msgspec
 from events.engines.access import EngineAccess, refused_key
 from events.engines.endpoints import masked
 from events.engines.sessions import http_session
-from router.request.bodies import PATHS, BodyFormat
+from router.request.bodies import BodyFormat
 from router.request.dialects.table import DIALECTS
 from router.request.dialects.tokenize import Unsupported
 
@@ -58,9 +58,7 @@ UNUSABLE_MAX = 2
 REST_S = 1.0
 REST_MAX_S = 60.0
 ENGINES_MAX = 4096
-"""Engines that rest or were unusable, at most so many of which are remembered."""
-MISSING_MAX = 4096
-"""Render endpoints that engines lack, at most so many of which are remembered."""
+"""Engines of which something is remembered; the one whose questions are longest ago goes first."""
 
 
 Read = TypeVar("Read")
@@ -75,10 +73,6 @@ class EngineAway(Exception):
 
 class EngineRefused(Exception):
     """The engine refuses the body itself, with this message."""
-
-
-class EngineUnsupported(EngineAway):
-    """This kind of engine gives no tokens of such a body."""
 
 
 class EngineLacks(EngineAway):
@@ -129,22 +123,23 @@ class _Tokenized(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class _Turns:
-    """The open questions to one engine."""
+class _Engine:
+    """What is known of the engine at one address."""
 
     turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(QUESTIONS_MAX))
     questions: int = 0
     """Open, or waiting for a turn."""
-
-
-@dataclass(slots=True)
-class _Unused:
-    """An engine whose last answers were unusable."""
-
-    answers: int = 0
+    missing: set[str] = field(default_factory=set)
+    """URLs of the render endpoints that it lacks: it may have some of them only."""
+    unusable: int = 0
+    """Its last answers in a row that were unusable."""
     rest_s: float = 0.0
     until_s: float = -inf
     """When its rest ends, on the loop's clock."""
+
+    def answered(self) -> None:
+        """Its last answer was usable, or it may be another engine now."""
+        self.unusable, self.rest_s, self.until_s = 0, 0.0, -inf
 
 
 class Engines:
@@ -154,16 +149,11 @@ class Engines:
         """ask_s: longest wait for an answer in seconds, where its caller has more time."""
         self._ask_s = ask_s
         self._session: aiohttp.ClientSession | None = None
-        self._turns: dict[str, _Turns] = {}
-        """Turns by engine, while questions to it are open."""
+        self._engines: OrderedDict[str, _Engine] = OrderedDict()
         self._answer_bytes = 0
         """Bytes of all answers that are being read."""
         self.unusable = 0
         """Unusable answers, of all engines."""
-        self._unused: OrderedDict[str, _Unused] = OrderedDict()
-        self._missing: OrderedDict[str, None] = OrderedDict()
-        """URLs of render endpoints that engines lack, the one that was noticed first at the front:
-        an engine may have some of them only."""
 
     async def close(self) -> None:
         if self._session is not None:
@@ -171,14 +161,14 @@ class Engines:
 
     def forget(self, base: str) -> None:
         """Forgets what is known of the engine at an address, since it may be another now."""
-        for kind in PATHS.values():
-            self._missing.pop(base + kind.render_path, None)
-        self._unused.pop(base, None)
+        if (engine := self._engines.get(base)) is not None:
+            engine.missing.clear()
+            engine.answered()
 
     def rests(self, base: str) -> bool:
         """Whether an engine gets no questions for a while."""
-        unused = self._unused.get(base)
-        return unused is not None and asyncio.get_running_loop().time() < unused.until_s
+        engine = self._engines.get(base)
+        return engine is not None and asyncio.get_running_loop().time() < engine.until_s
 
     async def ask(
         self,
@@ -201,47 +191,49 @@ class Engines:
                 f"{base} gave no usable tokens lately, and gets no questions for a while"
             )
         limit_s = min(self._ask_s, left_s)
-        turns = self._turns.setdefault(base, _Turns())
-        turns.questions += 1
+        known = self._known(base)
+        known.questions += 1
         is_asked = False
         try:
-            async with asyncio.timeout(limit_s), turns.turn:
+            async with asyncio.timeout(limit_s), known.turn:
                 is_asked = True
-                made = await self._ask(access, engine, kind, content, model, is_renderer)
+                made = await self._ask(access, known, engine, kind, content, model, is_renderer)
         except TimeoutError:
             if is_asked and limit_s >= min(self._ask_s, ASK_S):  # else its caller had no time
-                self._note_unusable(base)
+                self._note_unusable(known)
             raise EngineAway(f"{base} gave no tokens within {max(limit_s, 0):.3g} s") from None
         except _Unusable as error:
-            self._note_unusable(base)
+            self._note_unusable(known)
             raise EngineAway(str(error)) from None
         except (EngineAway, EngineRefused):
             raise
         except Exception as error:  # of aiohttp, of readers, of what an engine makes of them
-            self._note_unusable(base)
+            self._note_unusable(known)
             what = str(error)[:REASON_CHARS]
             raise EngineAway(f"{base} gave no tokens: {type(error).__name__}: {what}") from None
         finally:
-            turns.questions -= 1
-            if not turns.questions:
-                del self._turns[base]
-        self._unused.pop(base, None)
+            known.questions -= 1
+        known.answered()
         return made
 
-    def _note_unusable(self, base: str) -> None:
+    def _known(self, base: str) -> _Engine:
+        engine = self._engines.pop(base, None) or _Engine()
+        self._engines[base] = engine
+        if len(self._engines) > ENGINES_MAX:
+            self._engines.popitem(last=False)
+        return engine
+
+    def _note_unusable(self, engine: _Engine) -> None:
         self.unusable += 1
-        unused = self._unused.setdefault(base, _Unused())
-        self._unused.move_to_end(base)
-        unused.answers += 1
-        if unused.answers >= UNUSABLE_MAX:
-            unused.rest_s = min(max(2 * unused.rest_s, REST_S), REST_MAX_S)
-            unused.until_s = asyncio.get_running_loop().time() + unused.rest_s
-        while len(self._unused) > ENGINES_MAX:
-            self._unused.popitem(last=False)
+        engine.unusable += 1
+        if engine.unusable >= UNUSABLE_MAX:
+            engine.rest_s = min(max(2 * engine.rest_s, REST_S), REST_MAX_S)
+            engine.until_s = asyncio.get_running_loop().time() + engine.rest_s
 
     async def _ask(
         self,
         access: EngineAccess,
+        known: _Engine,
         engine: str,
         kind: BodyFormat,
         content: bytes,
@@ -255,16 +247,14 @@ class Engines:
         tokens_max = len(content) + TOKENS_BESIDE_MAX
         renders = DIALECTS[engine].has_render or is_renderer
         render_url = access.url(kind.render_path)
-        if renders and (is_renderer or render_url not in self._missing):
+        if renders and (is_renderer or render_url not in known.missing):
             status, answer = await self._post(access, render_url, content, ANSWER_BYTES_MAX)
             if status == 200:
                 return await _aside(len(answer), partial(_read_rendered, answer, tokens_max))
             _check_refused(status, answer)
             if status not in (404, 405, 501) or is_renderer:
                 raise EngineAway(f"{base} answers a render with HTTP status {status}")
-            self._missing[render_url] = None
-            if len(self._missing) > MISSING_MAX:
-                self._missing.popitem(last=False)
+            known.missing.add(render_url)
         question = await _aside(len(content), partial(_question, engine, kind, content))
         bytes_max = min(TOKEN_BYTES_MAX * tokens_max, ANSWER_BYTES_MAX)
         status, answer = await self._post(access, access.url("/tokenize"), question, bytes_max)
@@ -315,16 +305,16 @@ async def _aside(size: int, read: Callable[[], Read]) -> Read:
 
 
 def _question(engine: str, kind: BodyFormat, content: bytes) -> bytes:
-    """The body of /tokenize; raises EngineRefused, EngineUnsupported."""
+    """The body of /tokenize; raises EngineRefused, EngineAway."""
     tokenize = DIALECTS[engine].tokenizes.get(kind.templated)
     if tokenize is None:
-        raise EngineUnsupported(f"{engine} has no endpoint that gives the tokens of {kind.name}")
+        raise EngineAway(f"{engine} has no endpoint that gives the tokens of {kind.name}")
     try:
         return tokenize(content)
     except msgspec.DecodeError as error:
         raise EngineRefused(f"the body can't be read: {error}") from None
     except Unsupported as error:
-        raise EngineUnsupported(str(error)) from None
+        raise EngineAway(str(error)) from None
 
 
 def _check_refused(status: int, answer: bytes) -> None:

@@ -69,6 +69,11 @@ class Trust:
     worker: str = ""
     """The worker whose tokens barred it."""
 
+    def bar(self, difference: Difference, worker: str) -> None:
+        """Has the router's own tokens not used any more."""
+        self.state, self.compared = State.BARRED, 0
+        self.difference, self.worker = difference, worker
+
 
 class Barred(NamedTuple):
     """A shape whose tokens differed, so that the router's own are not used."""
@@ -101,8 +106,6 @@ class Proof:
 
     def __init__(self) -> None:
         self._models: dict[str, _Model] = {}
-        self.differences = 0
-        """Bodies whose tokens, or their count, differed."""
 
     def __iter__(self) -> Iterator[tuple[str, Target, str, Trust]]:
         for name, model in self._models.items():
@@ -132,11 +135,10 @@ class Proof:
         """
         difference = first_difference(own, engine)
         if self.odd(model, target, worker):
-            self.differences += difference is not None
             return difference
         trust = self._trust(model, target, shape)
         if difference is not None:
-            self._bar(trust, difference, worker)
+            trust.bar(difference, worker)
         elif trust.state is State.UNPROVEN:
             trust.compared += 1
             if trust.compared >= PROVEN_AFTER and shape != OTHER:
@@ -156,10 +158,8 @@ class Proof:
         if own == engine:
             return None
         difference = Difference(None, own, engine)
-        if self.odd(model, target, worker):
-            self.differences += 1
-        else:
-            self._bar(self._trust(model, target, shape), difference, worker)
+        if not self.odd(model, target, worker):
+            self._trust(model, target, shape).bar(difference, worker)
         return difference
 
     def canaries(
@@ -182,11 +182,10 @@ class Proof:
         if outcomes:
             self._remember(model, target, worker, outcomes, differences)
         if self.odd(model, target, worker):
-            self.differences += len(differences)
             self._unbar(model, target, lambda trust: trust.worker == worker)
             return differences
         for _, shape, difference in differences:
-            self._bar(self._trust(model, target, shape), difference, worker)
+            self._trust(model, target, shape).bar(difference, worker)
         if outcomes and not differences:
             self._unbar(model, target, lambda _: True)
         differing = {shape for _, shape, _ in differences}
@@ -233,10 +232,6 @@ class Proof:
             if trust.difference is not None
         ]
 
-    def forget(self, model: str) -> None:
-        """Forgets a model that no worker serves any more."""
-        self._models.pop(model, None)
-
     def _remember(
         self,
         model: str,
@@ -259,11 +254,6 @@ class Proof:
         for trust in self._shapes(model, target).values():
             if trust.state is State.BARRED and which(trust):
                 trust.state, trust.compared, trust.difference = State.UNPROVEN, 0, None
-
-    def _bar(self, trust: Trust, difference: Difference, worker: str) -> None:
-        self.differences += 1
-        trust.state, trust.compared = State.BARRED, 0
-        trust.difference, trust.worker = difference, worker
 
     def _trust(self, model: str, target: Target, shape: str) -> Trust:
         return self._shapes(model, target).setdefault(self.shape(model, shape), Trust())

@@ -17,8 +17,7 @@ from router.request.dialects.table import DIALECTS
 from router.request.prompt_error import PromptError, unsupported
 from router.request.prompt_settings import RendererSettings
 from router.request.refusal import Reason
-from router.request.rendering.body import Body, read_body
-from router.request.rendering.completion import completion_prompts
+from router.request.rendering.body import Body, completion_prompts, read_body
 from router.request.rendering.encoder import TOKEN_BYTES, load_encoder, token_bytes
 from router.request.rendering.folder import no_tokenizer, read_folder, read_text
 from router.request.rendering.shape import shape_of

@@ -7,7 +7,7 @@ class Batch:
     """A RouteBatch, item by item: `next` goes on to one, and the attributes are of that one."""
 
     def __init__(self, content: bytes, items_max: int = ITEMS_MAX) -> None:
-        """Raises ValueError for bytes that must be put in order first, TooMuch for more items."""
+        """Raises ValueError for bytes that are no batch, TooMuch for more items."""
 
     def __len__(self) -> int:
         """Items that are left."""

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Batches of a RouteStream: requests in, results out, item by item, read and written where they lie (native/batch.h)."""
 
-from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
@@ -14,12 +14,13 @@ cdef extern from "native/field_numbers.h" nogil:
     int ROUTE_RESULTS_RESULTS, ROUTE_RESULT_INDEX, ROUTE_RESULT_RESPONSE, ROUTE_RESULT_STATUS
 
 cdef extern from "native/batch.h" nogil:
+    int TOO_MANY
     ctypedef struct Item:
         uint64_t index, timeout_ms
-        Span request
         int is_request, is_cancel
-    int read_item(Span *, Item *)
-    int64_t count_items(Span, size_t, size_t)
+        size_t request_bytes
+    int read_item(Span *, size_t, size_t *, Item *)
+    void copy_request(const Item *, uint8_t *)
 
 DEF ITEM_FIELDS_MAX = 8
 """Of an item and beside it, on average; the contract has 4."""
@@ -33,18 +34,24 @@ cdef class Batch:
     cdef bytes _content
     cdef Span _left
     cdef Item _item
-    cdef size_t _count
+    cdef size_t _count, _fields_max
 
     def __init__(self, bytes content not None, size_t items_max=ITEMS_MAX):
-        """Raises ValueError for bytes that must be put in order first, TooMuch for more items."""
-        cdef int64_t count = count_items(span_of(content), items_max, items_max * ITEM_FIELDS_MAX)
-        if count == -2:
+        """Raises ValueError for bytes that are no batch, TooMuch for more items."""
+        cdef Span left = span_of(content)
+        cdef size_t fields = 0
+        cdef int more = 1
+        self._fields_max = items_max * ITEM_FIELDS_MAX
+        while (more := read_item(&left, self._fields_max, &fields, &self._item)) > 0:
+            self._count += 1
+            if self._count > items_max:
+                raise TooMuch("items")
+        if more == TOO_MANY:
             raise TooMuch("items")
-        if count < 0:
-            raise ValueError("a batch that can't be read in place")
+        if more < 0:
+            raise ValueError("Error parsing message")
         self._content = content
         self._left = span_of(content)
-        self._count = count
 
     def __len__(self):
         """Items that are left."""
@@ -52,7 +59,8 @@ cdef class Batch:
 
     def next(self):
         """Whether there is another one."""
-        if read_item(&self._left, &self._item) <= 0:
+        cdef size_t fields = 0
+        if read_item(&self._left, self._fields_max, &fields, &self._item) <= 0:
             return False
         self._count -= 1
         return True
@@ -72,9 +80,12 @@ cdef class Batch:
     @property
     def request(self):
         """A RouteRequest's bytes; None for an item without."""
+        cdef bytes request
         if not self._item.is_request:
             return None
-        return PyBytes_FromStringAndSize(<const char *>self._item.request.at, self._item.request.size)
+        request = PyBytes_FromStringAndSize(NULL, self._item.request_bytes)
+        copy_request(&self._item, <uint8_t *>PyBytes_AS_STRING(request))
+        return request
 
 
 cdef class Results:

@@ -8,12 +8,11 @@ Law: the work and the memory for a message that is over a bound are those of cou
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
-from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t
 
 from router.request.wire.spans cimport BYTES, MAP_KEY, MAP_VALUE, VARINT, Field, Span, read_any, span_of
 
 cdef extern from "native/field_numbers.h" nogil:
-    int ROUTE_BATCH_ITEMS, ROUTE_ITEM_INDEX, ROUTE_ITEM_REQUEST, ROUTE_ITEM_CANCEL, ROUTE_ITEM_TIMEOUT_MS
     cdef enum:
         ROUTE_REQUEST_REQUEST_ID, ROUTE_REQUEST_MODEL, ROUTE_REQUEST_LORA_NAME, ROUTE_REQUEST_CACHE_SALT
         ROUTE_REQUEST_MULTIMODAL_ITEMS, ROUTE_REQUEST_EXPECTED_OUTPUT_TOKENS, ROUTE_REQUEST_PRIORITY
@@ -25,7 +24,6 @@ cdef extern from "native/field_numbers.h" nogil:
         ROUTE_REQUEST_EXCLUDED_LABELS, ROUTE_REQUEST_CHARGED_TOKENS, ROUTE_REQUEST_RETURN_TOKENS, ROUTE_REQUEST_REQUIRE_TOKENS
 
 cdef extern from "native/received.h" nogil:
-    int TOO_MANY
     int MANY_FIELDS, MANY_BYTES, MANY_TOKENS, TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES, TEXT, ESTIMATED_TOKENS
     ctypedef struct Bounds:
         size_t fields, bytes, elements
@@ -42,13 +40,6 @@ cdef extern from "native/received.h" nogil:
     int copy_elements(const Received *, void *)
     int count_fields(Span, uint32_t, size_t, size_t, size_t *)
     int next_bytes(Span *, uint32_t, Span *)
-    int read_odd_item(Span *, size_t *, OddItem *)
-    ctypedef struct OddItem:
-        uint64_t index, timeout_ms
-        int is_request, is_cancel
-        Span first
-        size_t request_bytes
-    void copy_requests(const OddItem *, uint8_t *)
 
 globals().update(
     TOKEN_IDS=TOKEN_IDS, TOKEN_BYTES=TOKEN_BYTES, BLOCK_HASHES=BLOCK_HASHES, ESTIMATED_TOKENS=ESTIMATED_TOKENS,
@@ -295,54 +286,6 @@ def check_fields(bytes content not None, size_t most):
     """Raises TooMuch for a message of more fields, ValueError for bytes that are no message."""
     cdef size_t count
     _check(count_fields(span_of(content), 0, 0, most, &count))
-
-
-def in_order(bytes batch not None, size_t items_max):
-    """A RouteBatch as Batch reads it: each item once, its request in one piece, nothing unknown.
-
-    A request in several fields is their bytes in a row, which is what merging comes to. Raises
-    TooMuch for more items; ValueError for bytes that are no batch.
-    """
-    cdef Span left = span_of(batch)
-    cdef size_t fields = 0
-    cdef OddItem item
-    cdef int more
-    cdef list pieces = []
-    cdef bytes request
-    while (more := read_odd_item(&left, &fields, &item)) > 0:
-        if len(pieces) >= items_max or fields > 8 * items_max:
-            raise TooMuch("items")
-        inner = _field(ROUTE_ITEM_INDEX, item.index)
-        if item.is_request:
-            request = PyBytes_FromStringAndSize(NULL, item.request_bytes)
-            copy_requests(&item, <uint8_t *>PyBytes_AS_STRING(request))
-            inner += _tag(ROUTE_ITEM_REQUEST, BYTES) + _varint(item.request_bytes) + request
-        elif item.is_cancel:
-            inner += _field(ROUTE_ITEM_CANCEL, 1)
-        inner += _field(ROUTE_ITEM_TIMEOUT_MS, item.timeout_ms)
-        pieces.append(_tag(ROUTE_BATCH_ITEMS, BYTES) + _varint(len(inner)) + inner)
-    if more == TOO_MANY:
-        raise TooMuch("items")
-    if more < 0:
-        raise ValueError("Error parsing message")
-    return b"".join(pieces)
-
-
-cdef bytes _varint(uint64_t value):
-    cdef list out = []
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-cdef bytes _tag(uint32_t number, int kind):
-    return _varint(number << 3 | kind)
-
-
-cdef bytes _field(uint32_t number, uint64_t value):
-    return _tag(number, VARINT) + _varint(value) if value else b""
 
 
 cdef class Pieces:

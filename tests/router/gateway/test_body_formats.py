@@ -51,7 +51,7 @@ def seen(path: str, body: dict[str, Any]) -> Iterator[object]:
 
     first = exchange()
     yield first.question()
-    yield first.facts
+    yield vars(first.facts)
     yield first.may_have_tokens
     yield [first.pairs_on(engine) for engine in ("vllm", "another")]  # SGLang's record has names
     fields = first.prefill_fields({"max_tokens": 1, "stream": None})
@@ -62,10 +62,11 @@ def seen(path: str, body: dict[str, Any]) -> Iterator[object]:
         for is_broken in (False, True):
             one = exchange()
             yield one.answered(200, content_type)
+            answer = one.answer
             for chunk in chunks:
-                yield one.data(chunk), one.first_token, one.output_tokens
-            yield one.broke(Blame.WORKER, "WORKER_FAILED", "gone") if is_broken else one.rest()
-            yield one.ended(), one.response_id
+                yield answer.feed(chunk), answer.first_token, answer.chunks
+            yield one.broke(Blame.WORKER, "WORKER_FAILED", "gone") if is_broken else answer.rest()
+            yield one.ended(), answer.response_id()
 
 
 @pytest.mark.parametrize("kind", SERVED, ids=[kind.name for kind in SERVED])

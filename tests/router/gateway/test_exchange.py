@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from kvroute.client.requests.failures import Kind
 from router.gateway.exchange import (
     Blame,
     Exchange,
-    Verdict,
     forwarded,
     goes_by_load,
     returned,
@@ -46,17 +46,17 @@ class Player:
                 return f"{upstream.url}\n{headers}\n{upstream.body.decode()}"
             case "head":
                 status, _, kind = rest.partition(" ")
-                return exchange.answered(int(status), kind)
+                return exchange.answered(int(status), kind) or "passes"
             case "data":
                 chunk = rest.encode().decode("unicode_escape").encode()
-                shown_bytes = exchange.data(chunk).decode().replace("\n", "\\n")
-                first = " (first token)" if exchange.first_token else ""
+                shown_bytes = exchange.answer.feed(chunk).decode().replace("\n", "\\n")
+                first = " (first token)" if exchange.answer.first_token else ""
                 return f"passes {shown_bytes!r}{first}" if shown_bytes else f"passes nothing{first}"
             case "broken":
                 last = exchange.broke(Blame.WORKER, "WORKER_FAILED", "the worker is gone")
                 return f"{exchange.outcome}\n{last.decode()!r}"
             case "end":
-                rest_bytes = exchange.rest()
+                rest_bytes = exchange.answer.rest()
                 return f"{exchange.ended()} {rest_bytes!r}"
         raise ValueError(line)
 
@@ -117,19 +117,21 @@ def test_an_answer_is_expected_to_be_a_usual_one_unless_its_limit_is_less(
 @pytest.mark.parametrize(
     ("status", "verdict"),
     [
-        (200, Verdict.PASS),
-        (201, Verdict.PASS),
-        (400, Verdict.REFUSED),
-        (404, Verdict.REFUSED),
-        (422, Verdict.REFUSED),
-        (302, Verdict.UNUSABLE),
-        (408, Verdict.ELSEWHERE),
-        (429, Verdict.ELSEWHERE),
-        (500, Verdict.ELSEWHERE),
-        (503, Verdict.ELSEWHERE),
+        (200, None),
+        (201, None),
+        (400, Kind.REJECTED),
+        (404, Kind.REJECTED),
+        (422, Kind.REJECTED),
+        (302, Kind.UNUSABLE),
+        (408, Kind.FAILED),
+        (429, Kind.FAILED),
+        (500, Kind.FAILED),
+        (503, Kind.FAILED),
     ],
 )
-def test_an_answer_that_blames_the_client_goes_to_the_client(status: int, verdict: Verdict) -> None:
+def test_an_answer_that_blames_the_client_goes_to_the_client(
+    status: int, verdict: Kind | None
+) -> None:
     assert exchange().answered(status, "application/json") is verdict
 
 
@@ -172,7 +174,7 @@ def test_the_fields_of_a_pair_replace_the_clients() -> None:
 def test_usage_of_several_prompts_is_not_that_of_the_prompt() -> None:
     one = exchange("/v1/completions", prompt=["a", "b"])
     one.answered(200, "application/json")
-    one.data(b'{"usage": {"prompt_tokens": 2, "completion_tokens": 4}}')
+    one.answer.feed(b'{"usage": {"prompt_tokens": 2, "completion_tokens": 4}}')
     outcome = one.ended()
     assert outcome.usage.prompt_tokens is None
     assert outcome.output_tokens == 4

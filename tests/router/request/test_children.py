@@ -39,6 +39,12 @@ def chat(content: str) -> bytes:
     return b'{"messages": [{"role": "user", "content": "%s"}]}' % content.encode()
 
 
+async def load(pool: Children, settings: RendererSettings, model: str = "m") -> str:
+    """Has a first body rendered, and returns the digest of the tokenizer."""
+    done, _ = await pool.render(model, settings, CHAT, chat("hello"), VLLM, 0)
+    return done.digest
+
+
 async def reason(work: object) -> Reason:
     with pytest.raises(PromptError) as caught:
         await work  # type: ignore[misc]
@@ -72,7 +78,7 @@ async def test_bodies_have_their_tokens_and_faulty_ones_their_reason(
 ) -> None:
     pool = Children(1)
     try:
-        digest = await pool.load("m", settings)
+        digest = await load(pool, settings)
         done, tokens = await pool.render("m", settings, CHAT, chat("hello"), VLLM, 0)
         assert digest == done.digest
         assert len(tokens) == 4 * done.count == 4 * done.usage_tokens > 0
@@ -82,7 +88,7 @@ async def test_bodies_have_their_tokens_and_faulty_ones_their_reason(
         malformed = pool.render("m", settings, CHAT, b"{", VLLM, 0)
         assert await reason(malformed) is Reason.MALFORMED_BODY
         away = RendererSettings(folder="/nowhere")
-        assert await reason(pool.load("other", away)) is Reason.NO_TOKENIZER
+        assert await reason(load(pool, away, "other")) is Reason.NO_TOKENIZER
         again = await pool.render("m", settings, CHAT, chat("hello"), VLLM, 0)
         assert again[1] == tokens
         assert not pool.killed
@@ -97,7 +103,7 @@ async def test_a_template_that_hangs_has_its_child_killed_and_the_next_body_is_r
 ) -> None:
     pool = Children(1, render_s=0.5)
     try:
-        await pool.load("m", settings)
+        await load(pool, settings)
         (pid,) = pool.pids
         hangs = asyncio.create_task(pool.render("m", settings, CHAT, chat("hang"), VLLM, 0))
         after = asyncio.create_task(pool.render("m", settings, CHAT, chat("hello"), VLLM, 0))
@@ -112,7 +118,7 @@ async def test_a_template_that_hangs_has_its_child_killed_and_the_next_body_is_r
 async def test_a_child_that_dies_costs_its_body_and_no_other(settings: RendererSettings) -> None:
     pool = Children(1)
     try:
-        await pool.load("m", settings)
+        await load(pool, settings)
         (pid,) = pool.pids
         os.kill(pid, signal.SIGSTOP)
         lost = asyncio.create_task(pool.render("m", settings, CHAT, chat("one"), VLLM, 0))
@@ -131,16 +137,16 @@ async def test_the_queue_is_bounded_and_a_caller_that_leaves_makes_room(
 ) -> None:
     pool = Children(1, queue_max=2)
     try:
-        await pool.load("m", settings)
+        await load(pool, settings)
         (pid,) = pool.pids
         os.kill(pid, signal.SIGSTOP)
         tasks = []
         for i in range(3):  # one is with the child, two wait
-            tasks.append(asyncio.create_task(pool.load(str(i), settings)))
+            tasks.append(asyncio.create_task(load(pool, settings, str(i))))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         assert pool.waiting == 3
-        assert await reason(pool.load("x", settings)) is Reason.RENDER_QUEUE_FULL
+        assert await reason(load(pool, settings, "x")) is Reason.RENDER_QUEUE_FULL
         tasks[1].cancel()
         await asyncio.wait({tasks[1]})
         assert pool.waiting == 2
@@ -177,7 +183,7 @@ async def test_a_child_that_can_t_begin_is_not_started_over_and_over() -> None:
     try:
         settings = RendererSettings(folder="/nowhere")
         for _ in range(3):
-            assert await reason(pool.load("m", settings)) is Reason.RENDERER_UNAVAILABLE
+            assert await reason(load(pool, settings)) is Reason.RENDERER_UNAVAILABLE
         assert pool.killed == {"exit": 1}
     finally:
         await pool.close()
@@ -185,25 +191,29 @@ async def test_a_child_that_can_t_begin_is_not_started_over_and_over() -> None:
 
 async def test_closing_ends_bodies_that_wait(settings: RendererSettings) -> None:
     pool = Children(1)
-    await pool.load("m", settings)
+    await load(pool, settings)
     (pid,) = pool.pids
     os.kill(pid, signal.SIGSTOP)
-    tasks = [asyncio.create_task(pool.load(str(i), settings)) for i in range(3)]
+    tasks = [asyncio.create_task(load(pool, settings, str(i))) for i in range(3)]
     await asyncio.sleep(0)
     await pool.close()
     for task in tasks:
         assert await reason(task) is Reason.RENDERER_UNAVAILABLE
     assert not runs(pid)
-    assert await reason(pool.load("m", settings)) is Reason.RENDERER_UNAVAILABLE
+    assert await reason(load(pool, settings)) is Reason.RENDERER_UNAVAILABLE
 
 
 PARENT = """
 import asyncio, sys
+from router.request.bodies import CHAT
 from router.request.prompt_processes.children import Children
 from router.request.prompt_settings import RendererSettings
 async def main():
     pool = Children(2)
-    await pool.load("m", RendererSettings(folder=sys.argv[1]))
+    settings = RendererSettings(folder=sys.argv[1])
+    body = b'{"messages": [{"role": "user", "content": "a"}]}'
+    for place in range(2):
+        await pool.render("m", settings, CHAT, body, "vllm", place)
     print(*pool.pids, flush=True)
     await asyncio.Event().wait()
 asyncio.run(main())
@@ -277,7 +287,7 @@ async def test_closing_while_a_child_starts_leaves_none_behind(
     monkeypatch.setattr(children, "_spawned", counted)
     monkeypatch.setattr(asyncio, "open_connection", never)
     pool = Children(1)
-    waits = asyncio.create_task(pool.load("m", settings))
+    waits = asyncio.create_task(load(pool, settings))
     await reached.wait()
     await pool.close()
     assert await reason(waits) is Reason.RENDERER_UNAVAILABLE

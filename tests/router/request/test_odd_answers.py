@@ -62,7 +62,7 @@ async def test_every_answer_ends_in_tokens_of_the_bodys_size_or_in_a_reason(seed
                 assert end <= item.first_token < item.first_token + item.token_count <= count
                 end = item.first_token + item.token_count
         assert engines._answer_bytes == 0
-        assert not engines._turns
+        assert not any(engine.questions for engine in engines._engines.values())
         await engines.close()
     assert outcomes["EngineAway"], f"seed {seed}: {outcomes}"
 
@@ -147,18 +147,18 @@ async def test_an_engine_of_unusable_answers_rests_and_is_tried_again(
             with pytest.raises(EngineAway, match="gave no tokens"):
                 await ask()
             assert engines.rests(odd.address) == (number >= UNUSABLE_MAX - 1)
-            rests.append(engines._unused[odd.address].rest_s)
+            rests.append(engines._engines[odd.address].rest_s)
             if engines.rests(odd.address):
                 asked = len(odd.asked)
                 with pytest.raises(EngineAway, match="gets no questions"):
                     await ask()
                 assert len(odd.asked) == asked
-            engines._unused[odd.address].until_s = 0.0  # the rest is over
+            engines._engines[odd.address].until_s = 0.0  # the rest is over
         assert rests == [0.0, 100.0, 200.0, 400.0, 400.0]
         assert engines.unusable == len(rests)
         usable = True
         assert array("I", (await ask()).token_bytes).tolist() == [1, 2]
-        assert odd.address not in engines._unused
+        assert not engines._engines[odd.address].unusable
         await engines.close()
     assert ASK_S < 1.0
 
@@ -180,4 +180,4 @@ async def test_one_engine_that_hangs_takes_no_turn_of_another() -> None:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         await engines.close()
-    assert not engines._turns
+    assert not any(engine.questions for engine in engines._engines.values())

@@ -5,31 +5,52 @@
 #include "router/request/wire/native/field_numbers.h"
 #include "router/request/wire/native/wire.h"
 
-/* One item of a RouteBatch. */
+enum { NO_BATCH = -1, TOO_MANY = -2 };
+
+/* One item of a RouteBatch. A request in several fields is their bytes in a row, which is what
+ * merging comes to. */
 typedef struct {
-    uint64_t index;
-    uint64_t timeout_ms;
-    Span request;
+    uint64_t index, timeout_ms;
     int is_request, is_cancel;
+    Span first; /* the item from the first field of its request on */
+    size_t request_bytes;
 } Item;
 
-/* The next item of a batch; what is left begins after it. 1, 0 at the end, or -1 for bytes that
- * protobuf must put in order first. */
-static int read_item(Span *batch, Item *item) {
+/* Whether a message is whole fields, no more than these. */
+static int is_whole(Span message, size_t fields_max) {
+    Field field;
+    size_t fields = 0;
+    while (message.size)
+        if (read_any(&message, &field, &fields) || ++fields > fields_max) return 0;
+    return 1;
+}
+
+/* The next item; what is left begins after it. 1, 0 at the end, or what is wrong. fields: all that
+ * were read so far, fields_max at most. */
+static int read_item(Span *batch, size_t fields_max, size_t *fields, Item *item) {
     Field outer, field;
     do {
         if (!batch->size) return 0;
-        if (read_field(batch, &outer)) return -1;
+        if (read_any(batch, &outer, fields)) return NO_BATCH;
+        if (++*fields > fields_max) return TOO_MANY;
     } while (outer.number != ROUTE_BATCH_ITEMS || outer.type != BYTES);
-    Span message = outer.bytes;
-    *item = (Item){0, 0, {NULL, 0}, 0, 0};
+    Span message = outer.bytes, request = {0};
+    *item = (Item){0};
     while (message.size) {
-        if (read_field(&message, &field)) return -1;
+        Span before = message;
+        if (read_any(&message, &field, fields)) return NO_BATCH;
+        if (++*fields > fields_max) return TOO_MANY;
         if (field.number == ROUTE_ITEM_INDEX && field.type == VARINT) {
             item->index = field.value;
         } else if (field.number == ROUTE_ITEM_REQUEST && field.type == BYTES) {
-            if (item->is_request) return -1; /* two that are to be merged */
-            item->request = field.bytes;
+            if (!item->is_request) {
+                item->first = before;
+                item->request_bytes = 0;
+            } else if (!is_whole(request, fields_max) || !is_whole(field.bytes, fields_max)) {
+                return NO_BATCH; /* each must be whole before they are put in a row */
+            }
+            request = field.bytes;
+            item->request_bytes += field.bytes.size;
             item->is_request = 1;
             item->is_cancel = 0;
         } else if (field.number == ROUTE_ITEM_CANCEL && field.type == VARINT) {
@@ -39,28 +60,20 @@ static int read_item(Span *batch, Item *item) {
             item->timeout_ms = (uint32_t)field.value;
         }
     }
+    if (item->is_request) item->first.size = (size_t)(message.at - item->first.at);
     return 1;
 }
 
-/* How many items a batch has; -1 for bytes that must be put in order first, -2 for more fields or
- * items than these. Looks at no request. */
-static int64_t count_items(Span batch, size_t items_max, size_t fields_max) {
-    Field outer, inner;
-    size_t items = 0, fields = 0;
-    while (batch.size) {
-        if (read_field(&batch, &outer)) return -1;
-        if (++fields > fields_max) return -2;
-        if (outer.number != ROUTE_BATCH_ITEMS || outer.type != BYTES) continue;
-        if (++items > items_max) return -2;
-        int requests = 0;
-        for (Span item = outer.bytes; item.size;) {
-            if (read_field(&item, &inner)) return -1;
-            if (++fields > fields_max) return -2;
-            if (inner.number == ROUTE_ITEM_REQUEST && inner.type == BYTES && requests++) return -1;
-            if (inner.number == ROUTE_ITEM_CANCEL && inner.type == VARINT) requests = 0;
-        }
+/* Copies an item's request: request_bytes of it. */
+static void copy_request(const Item *item, uint8_t *to) {
+    Span message = item->first;
+    Field field;
+    size_t fields = 0;
+    while (message.size && !read_any(&message, &field, &fields)) {
+        if (field.number != ROUTE_ITEM_REQUEST || field.type != BYTES) continue;
+        memcpy(to, field.bytes.at, field.bytes.size);
+        to += field.bytes.size;
     }
-    return (int64_t)items;
 }
 
 #endif

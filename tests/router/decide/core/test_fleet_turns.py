@@ -16,8 +16,7 @@ from router.decide.queue_turns.pool_share import HOLD_S
 from router.decide.waiter import Waiter
 from router.fleet.reservations.reservations import Reservation
 from router.request.refusal import Refusal
-from router.request.request import Request
-from router.request.wait import Wait
+from router.request.request import Request, Wait
 from tests.stage.fleet import Fleet, prompt
 
 BANDS = (BandSettings("batch", 0), BandSettings("chat", 10, weight=4.0))

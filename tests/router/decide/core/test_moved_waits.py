@@ -11,8 +11,7 @@ from router.decide.core.admission import BELIEVED_S, Admission
 from router.decide.waiter import Waiter
 from router.fleet.reservations.reservations import Reservation
 from router.request.refusal import Reason, Refusal
-from router.request.request import Request
-from router.request.wait import Wait
+from router.request.request import Request, Wait
 from tests.stage.fleet import Fleet, prompt
 
 

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from router.gateway.picker.calls import EXT_PROC
 from router.gateway.picker.envoy_config import Address, envoy_config
+from router.gateway.picker.messages import ENDPOINT, LB, SERVED
 
 
 def config(**more: Any) -> dict[str, Any]:
@@ -31,10 +33,20 @@ def test_long_answers_and_many_requests_have_room() -> None:
     assert (route["timeout"], route["idle_timeout"]) == ("0s", "0s")
 
 
+def test_the_endpoint_stands_where_the_picker_puts_it() -> None:
+    (fleet,) = (each for each in config()["clusters"] if each["name"] == "fleet")
+    (policy,) = fleet["load_balancing_policy"]["policies"]
+    override = policy["typed_extension_config"]["typed_config"]
+    (source,) = override["override_host_sources"]
+    assert source["metadata"] == {"key": LB, "path": [{"key": ENDPOINT}]}
+    assert override["selected_host_key"] == {"key": LB, "path": [{"key": SERVED}]}
+
+
 def test_a_dead_picker_is_seen_before_requests_fail() -> None:
     (pickers,) = (each for each in config()["clusters"] if each["name"] == "kvroute")
     (check,) = pickers["health_checks"]
     assert check["no_traffic_interval"] == "1s"
+    assert check["grpc_health_check"] == {"service_name": EXT_PROC}
     assert pickers["common_lb_config"]["healthy_panic_threshold"] == {"value": 0}
     assert manager(config())["http_filters"][0]["typed_config"]["failure_mode_allow"]
 

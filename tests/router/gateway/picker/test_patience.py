@@ -74,7 +74,7 @@ class ToldChannel:
 
     def end(self, status: Status, about: str) -> None:
         self.told.ends.append((status, about))
-        self.call.stream.reset()
+        self.call.reset()
         self.call.left()
 
     def when_room(self, go_on: Callable[[], None]) -> None:
@@ -107,7 +107,7 @@ class Told:
 
     def open(self, deadline_s: float = inf) -> PickedRequest:
         channel = ToldChannel(self)
-        channel.call = self.picker.request(channel, Repeats(), deadline_s)
+        channel.call = PickedRequest(self.picker, channel, Repeats(), deadline_s)
         return channel.call
 
     def sample(self, family: str, **labels: str) -> float:
@@ -124,7 +124,7 @@ async def told() -> Told:
 
 def tell(call: PickedRequest, *messages: pb.ProcessingRequest) -> None:
     for message in messages:
-        call.stream.message(message.SerializeToString())
+        call.message(message.SerializeToString())
 
 
 async def test_headers_are_waited_for_and_then_the_stream_ends(told: Told) -> None:
@@ -203,7 +203,7 @@ async def test_a_stream_without_a_request_is_not_under_way(told: Told) -> None:
     tell(call, request_headers(CHAT))
     assert told.sample("kvroute_open_requests", program="picker") == 1
     assert not told.picker.idle.is_set()
-    call.stream.reset()
+    call.reset()
     assert told.picker.idle.is_set()
     call.left()
     assert told.sample("kvroute_open_requests", program="picker") == 0

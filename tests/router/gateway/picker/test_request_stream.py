@@ -1,7 +1,6 @@
 """One request in steps of ext_proc, as gateways tell of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.gateway.exchange import Blame, Exchange, Outcome
 from router.gateway.picker.held_body import SLICE_BYTES
-from router.gateway.picker.request_stream import Blind, Question, Reading, RequestStream
+from router.gateway.picker.request_stream import Blind, Reading, RequestStream
 from router.gateway.refusals import answer_of
 from router.gateway.server.pace import wait_s
 from router.request.error_forms import OPENAI
@@ -28,38 +27,37 @@ EVENT = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 END = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":4}}\n\ndata: [DONE]\n\n'
 
 
-@dataclass
-class Recorder:
-    """Remembers what a stream does."""
+class Recorder(RequestStream):
+    """Remembers what it does."""
 
-    sent: list[pb.ProcessingResponse] = field(default_factory=list)
-    questions: list[Question] = field(default_factory=list)
-    served_by: list[str] = field(default_factory=list)
-    first_tokens: int = 0
-    tokens: int = 0
-    ends: list[tuple[Outcome | None, bool]] = field(default_factory=list)
-    closed: int = 0
-    begun: int = 0
-    waits: int = 0
-    let_go_of: int = 0
-    read: list[Exchange] = field(default_factory=list)
-    stream: Any = None
+    def __init__(self, body_bytes_max: int) -> None:
+        super().__init__(self._sent, self._close, body_bytes_max=body_bytes_max)
+        self.sent: list[pb.ProcessingResponse] = []
+        self.questions: list[Blind | None] = []
+        self.served_by: list[str] = []
+        self.first_tokens = self.tokens = 0
+        self.ends: list[tuple[Outcome | None, bool]] = []
+        self.closed = self.begun = self.waits = self.let_go_of = 0
+        self.exchanges: list[Exchange] = []
+        self.has_room = True
 
-    def send(self, message: bytes) -> None:
+    def _sent(self, message: bytes) -> None:
         self.sent.append(pb.ProcessingResponse.FromString(message))
 
-    def close(self) -> None:
+    def _close(self) -> None:
         self.closed += 1
 
     def began(self) -> None:
         self.begun += 1
 
-    def ask(self, question: Question, reading: Reading | None) -> None:
-        self.questions.append(question)
-        assert (reading is None) == (question.blind is not None)
-        if reading is not None:
-            self.read.append(reading.make())
-            self.stream.read(self.read[-1])
+    def may_hold(self, size: int) -> bool:
+        return self.has_room
+
+    def ask(self, body: Reading | Blind) -> None:
+        self.questions.append(body if isinstance(body, Blind) else None)
+        if isinstance(body, Reading):
+            self.exchanges.append(body.make())
+            self.read(self.exchanges[-1])
 
     def when_room(self) -> None:
         self.waits += 1
@@ -92,9 +90,8 @@ class Recorder:
 
 
 def a_stream(body_bytes_max: int = 1 << 20) -> tuple[RequestStream, Recorder]:
-    recorder = Recorder()
-    recorder.stream = RequestStream(recorder, body_bytes_max=body_bytes_max)
-    return recorder.stream, recorder
+    recorder = Recorder(body_bytes_max)
+    return recorder, recorder
 
 
 def tell(stream: RequestStream, *messages: pb.ProcessingRequest) -> None:
@@ -118,10 +115,10 @@ def test_full_duplex_holds_all_back_until_the_body_is_whole() -> None:
     tell(stream, request_headers(CHAT), request_body(BODY[:10], last=False))
     assert (seen.sent, seen.questions) == ([], [])
     tell(stream, request_body(BODY[10:]))
-    (question,) = seen.questions
-    (exchange,) = seen.read
+    (blind,) = seen.questions
+    (exchange,) = seen.exchanges
     assert exchange.body == BODY
-    assert question.blind is None
+    assert blind is None
     assert seen.sent == []
     stream.picked("10.0.0.1:8000,10.0.0.2:8000", {"X-data-parallel-rank": "1"})
     headers, *body = seen.take()
@@ -142,7 +139,7 @@ def test_a_part_after_the_bodys_end_is_left_out(caplog: pytest.LogCaptureFixture
     """As Envoy sends the last part of some long bodies twice: before the pick, and after it."""
     stream, seen = a_stream()
     tell(stream, request_headers(CHAT), request_body(BODY), request_body(BODY))
-    (exchange,) = seen.read
+    (exchange,) = seen.exchanges
     assert exchange.body == BODY
     stream.picked("10.0.0.1:8000", {})
     assert kinds(seen.take()) == ["request_headers", "request_body"]
@@ -248,8 +245,8 @@ def test_buffered_answers_one_message_with_one() -> None:
 def test_a_body_that_comes_after_the_pick_or_never_goes_by_load(mode: int) -> None:
     stream, seen = a_stream()
     tell(stream, modes(mode, pb.BODY_SEND_MODE_STREAMED))
-    (question,) = seen.questions
-    assert (seen.read, question.blind) == ([], Blind.NO_BODY)
+    (blind,) = seen.questions
+    assert (seen.exchanges, blind) == ([], Blind.NO_BODY)
     stream.picked("10.0.0.1:8000", {})
     assert kinds(seen.take()) == ["request_headers"]
     if mode == pb.BODY_SEND_MODE_STREAMED:
@@ -310,8 +307,8 @@ def test_a_path_that_no_router_knows_goes_by_load(method: str) -> None:
     first = request_headers(CHAT)
     first.request_headers.headers.CopyFrom(header_map(headers))
     tell(stream, first, request_body(b"--multipart"))
-    (question,) = seen.questions
-    assert (question.path, question.blind) == ("/v1/audio/transcriptions", Blind.UNKNOWN_PATH)
+    (blind,) = seen.questions
+    assert (stream.path, blind) == ("/v1/audio/transcriptions", Blind.UNKNOWN_PATH)
     stream.unpicked()
     (headers_answer, body) = seen.take()
     mutation = headers_answer.request_headers.response.header_mutation
@@ -324,8 +321,8 @@ def test_a_body_over_the_bound_goes_by_load_and_through() -> None:
     tell(stream, request_headers(CHAT), request_body(b"12345678", last=False))
     assert stream.body_wait_s == wait_s(8)
     tell(stream, request_body(b"90123", last=False))
-    (question,) = seen.questions
-    assert question.blind is Blind.BODY_TOO_LARGE
+    (blind,) = seen.questions
+    assert blind is Blind.BODY_TOO_LARGE
     stream.picked("10.0.0.1:8000", {})
     assert seen.let_go_of == 1
     assert kinds(seen.take()) == ["request_headers", "request_body", "request_body"]
@@ -335,10 +332,10 @@ def test_a_body_over_the_bound_goes_by_load_and_through() -> None:
 
 
 def test_a_bound_over_all_streams_counts_too() -> None:
-    recorder = Recorder()
-    stream = RequestStream(recorder, body_bytes_max=1 << 20, may_hold=lambda size: False)
+    stream, seen = a_stream()
+    seen.has_room = False
     tell(stream, request_headers(CHAT), request_body(BODY))
-    assert recorder.questions[0].blind is Blind.BODY_TOO_LARGE
+    assert seen.questions[0] is Blind.BODY_TOO_LARGE
 
 
 def test_a_refusal_answers_the_client() -> None:
@@ -443,7 +440,7 @@ def test_a_stream_that_breaks_passes_nothing_more_on() -> None:
     stream, seen, _ = _flowing()
     stream.reset()
     assert seen.blame is Blame.CANCELLED
-    stream.let_go()
+    stream.drop()
     sent = len(seen.sent)
     stream.flow()
     assert len(seen.sent) == sent
@@ -466,9 +463,9 @@ def test_a_gateway_that_reads_no_answers_gets_none_and_has_its_request_decided(
     if first_part:
         parts.insert(0, observing(request_body(BODY[:first_part], last=False)))
     tell(stream, observing(request_headers(CHAT)), *parts)
-    (question,) = seen.questions
-    assert (question.observed, question.blind) == (True, None)
-    assert seen.read[0].body == BODY
+    (blind,) = seen.questions
+    assert (stream.observed, blind) == (True, None)
+    assert seen.exchanges[0].body == BODY
     # What the router of today makes of it comes meanwhile, and after.
     answer = (response_headers(), response_body(EVENT), response_body(b"", last=True))
     tell(stream, *map(observing, answer))
@@ -506,5 +503,5 @@ def test_an_answer_before_the_request_was_whole_ends_an_observed_one() -> None:
 def test_a_body_over_the_bound_is_not_decided_where_it_is_observed() -> None:
     stream, seen = a_stream(body_bytes_max=len(BODY) - 1)
     tell(stream, observing(request_headers(CHAT)), observing(request_body(BODY)))
-    assert [each.blind for each in seen.questions] == [Blind.BODY_TOO_LARGE]
+    assert seen.questions == [Blind.BODY_TOO_LARGE]
     assert seen.sent == []

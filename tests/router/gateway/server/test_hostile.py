@@ -12,7 +12,7 @@ from aiohttp import web
 
 from kvroute.client import RoutedRequest
 from router.fleet.reservations.reservations import Ending
-from router.gateway.exchange import Exchange
+from router.gateway.usage import AnswerReader
 from tests.router.gateway.server.test_gateway import BODY, CHAT, DONE, EVENTS, LAST, WHOLE
 from tests.stage.gateway import GUARD_S, Stage, Worker, a_gateway, answering, streaming
 from tests.stage.tcp import tcp_server
@@ -214,9 +214,9 @@ async def test_a_stream_that_its_engine_ends_with_an_error_is_no_success(
 async def test_a_fault_of_the_gateway_after_the_first_byte_cuts_the_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = Exchange.data
+    whole = AnswerReader.feed
 
-    def data(self: Exchange, chunk: bytes) -> bytes:
+    def feed(self: AnswerReader, chunk: bytes) -> bytes:
         if self.passed:
             raise RuntimeError("a fault")
         return whole(self, chunk)
@@ -231,7 +231,7 @@ async def test_a_fault_of_the_gateway_after_the_first_byte_cuts_the_answer(
         await response.write(EVENTS[1])
         return response
 
-    monkeypatch.setattr(Exchange, "data", data)
+    monkeypatch.setattr(AnswerReader, "feed", feed)
     async with a_gateway(Worker(play)) as stage, stage.post(CHAT, STREAMED) as answer:
         got = await answer.content.readany()
         go.set()

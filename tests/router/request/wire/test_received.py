@@ -8,12 +8,12 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from kvroute.v1 import BlockHashes, RouteBatch, RouteRequest, router_pb2
+from router.request.wire.batches import Batch
 from router.request.wire.received import (
     ESTIMATED_TOKENS,
     TOKEN_BYTES,
     ReceivedRequest,
     TooMuch,
-    in_order,
     read_request,
     request_of,
     text_form,
@@ -92,13 +92,15 @@ def test_a_request_in_two_fields_is_whole_in_each() -> None:
         item = b"".join(b"\x12" + bytes([len(piece)]) + piece for piece in pieces)
         return b"\x0a" + bytes([len(item)]) + item
 
-    assert RouteBatch.FromString(in_order(batch(request, request), 9)).items[0].request.model
+    whole = Batch(batch(request, request))
+    assert (len(whole), whole.next()) == (1, True)
+    assert RouteRequest.FromString(whole.request or b"").model == "model"
     for at in range(1, len(request)):
         torn = batch(request[:at], request[at:])
         with pytest.raises(DecodeError):
             RouteBatch.FromString(torn)
         with pytest.raises(ValueError, match="parsing"):
-            in_order(torn, 9)
+            Batch(torn)
 
 
 NAMES = ("request_id", "model", "lora_name", "cache_salt", "tenant", "session_id", "policy")
