@@ -26,6 +26,7 @@ from router.cluster.children.process import end, start
 from router.decide.policies import POLICIES
 from simulator.cli.demo_chats import show_chats
 from simulator.cli.gateway import workers_ready
+from simulator.cli.options import write_json
 from simulator.live import demo
 from simulator.live.clock import ScaledClock
 from simulator.live.stand_ins import StandIn, stand_ins
@@ -67,9 +68,7 @@ async def run_demo(
     console.print()
     console.print(demo.table(runs))
     if json_file is not None:
-        json_file.write_text(  # noqa: ASYNC240  # nothing else runs any more
-            demo.to_json(runs) + "\n", encoding="utf-8"
-        )
+        write_json(json_file, demo.to_json(runs))
         console.print(f"written to {json_file}")
     answered = await show_chats(console)
     return 1 if any(run.failed for run in runs) or not answered else 0

@@ -16,7 +16,10 @@ from math import inf
 import numpy as np
 
 from router.decide.core.progress import Pick, Progress, ProgressState
+from router.decide.decision.decision import Decision
+from router.decide.policies.configured import that_watches
 from router.fleet.reservations.reservations import Ending, Reservation
+from router.observe.audit.shadow_policy import Shadow
 from router.request.narrowing import Narrowing
 from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal
@@ -27,7 +30,6 @@ from simulator.engines.scheduler import Content, Output, RequestRefused, Sequenc
 from simulator.traffic.trace import Trace, TraceRequest
 from simulator.world.options import RunOptions
 from simulator.world.run_record import Happened, RunRecord
-from simulator.world.shadows import Shadows
 from simulator.world.timeline import Timeline
 from simulator.world.virtual_engine import VirtualEngine
 from simulator.world.virtual_fleet import VirtualFleet, Worker
@@ -112,7 +114,12 @@ class Clients:
     ) -> None:
         self.lives: dict[int, Life] = {}
         """Index in the trace -> request that has arrived and not ended"""
-        self.shadows = Shadows(options)
+        policies, routing = options.policies(), options.routing
+        self.shadows = {
+            name: Shadow(that_watches(routing, policies[name]), routing.guard)
+            for name in options.shadows
+        }
+        """Shadow policies: they score each request that is picked for, and change nothing."""
         self._timeline = timeline
         self._options = options
         self._requests = trace.requests
@@ -232,7 +239,7 @@ class Clients:
     def route(self, life: Life, router: VirtualRouter, request: Request, may_exceed: bool) -> Pick:
         """Reserves a worker, and sends the request there; raises Refusal."""
         options, now_s = self._options, self._timeline.now_s
-        watch = self.shadows.watch if options.shadows else None
+        watch = self._watch if options.shadows else None
         pick = router.core.route(request, now_s, watch=watch, may_exceed=may_exceed)
         if not isinstance(pick, Pick):
             raise AssertionError(f"{life.request_id} is in flight already")
@@ -255,6 +262,10 @@ class Clients:
         self._renew_later(life)
         self._submit(life, worker)
         return pick
+
+    def _watch(self, decision: Decision) -> None:
+        for shadow in self.shadows.values():
+            shadow.watch(decision)
 
     def refused(self, life: Life, refusal: Refusal) -> None:
         """A request that waited gets no worker."""

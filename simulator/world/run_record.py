@@ -2,12 +2,13 @@
 
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 import numpy as np
 from xxhash import xxh3_64
 
+from router.observe.audit.shadow_policy import Agreement, Shadow
 from simulator.traffic.results import Columns, Outcome, RunProgress, RunResult, ShadowResult
 from simulator.world.options import RunOptions
 
@@ -84,7 +85,7 @@ class RunRecord:
         self,
         options: RunOptions,
         workers: Sequence[str],
-        shadows: dict[str, ShadowResult],
+        shadows: Mapping[str, Shadow],
         wall_s: float,
     ) -> RunResult:
         """The result of the run."""
@@ -103,7 +104,17 @@ class RunRecord:
             failures=dict(self.failures),
             waiting=matrices[1],
             used_blocks=matrices[2],
-            shadows=shadows,
+            shadows={name: _watched(shadow) for name, shadow in shadows.items()},
             digest=self._log.intdigest(),
             **vars(self.columns),
         )
+
+
+def _watched(shadow: Shadow) -> ShadowResult:
+    decisions = shadow.decisions
+    return ShadowResult(
+        decisions=decisions.total() - decisions[Agreement.FAILED],
+        agreements=decisions[Agreement.SAME] + decisions[Agreement.TIED],
+        predicted_tokens_more=round(shadow.overlap_tokens.gain - shadow.overlap_tokens.loss),
+        predicted_s_sooner=shadow.ttft_s.gain - shadow.ttft_s.loss,
+    )

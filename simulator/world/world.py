@@ -99,7 +99,7 @@ class World:
         if self.laws is not None:
             self._settle(self.laws)
         names = [str(worker.key) for worker in self.fleet.workers]
-        return self.record.result(self.options, names, self.clients.shadows.results(), wall_s)
+        return self.record.result(self.options, names, self.clients.shadows, wall_s)
 
     def copy_prefix(
         self,
