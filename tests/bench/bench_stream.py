@@ -184,7 +184,7 @@ async def served(*, key: bool = False) -> AsyncIterator[Served]:
             )
         )
         target = f"127.0.0.1:{free_port()}"
-        config = {
+        config: dict[str, object] = {
             "nats": {"url": nats.url},
             "grpc": {"listen": target},
             "metrics": {"listen": ""},
