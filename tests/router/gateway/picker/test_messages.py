@@ -164,7 +164,7 @@ def test_a_long_body_and_another_one_are_no_message() -> None:
 def test_small_parts_of_a_body_are_bounded_by_their_number() -> None:
     held = HeldBody()
     for _ in range(2 * SLICE_BYTES // SMALL_BYTES):
-        held.add(Part(b"", False, b""))
+        held.append(Part(b"", False, b""))
     assert len(held.take()) == SLICE_BYTES // SMALL_BYTES
     assert len(held.take()) == SLICE_BYTES // SMALL_BYTES
     assert not held
@@ -176,7 +176,7 @@ def test_slices_are_bounded_and_make_the_body() -> None:
     for _ in range(60):
         content = rng.randbytes(rng.choice((1, 900, 61_000, 62_001, 300_000)))
         raw = pb.HttpBody(body=content).SerializeToString() if len(content) <= 62_000 else None
-        held.add(Part(content, False, raw))
+        held.append(Part(content, False, raw))
         body += content
     back = b""
     while held:
