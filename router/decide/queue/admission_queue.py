@@ -116,15 +116,15 @@ class AdmissionQueue:
     def configure(self, settings: QueueSettings, now_s: float) -> None:
         """Puts other settings in force; requests beyond new bounds stay. Raises ConfigError."""
         rules = self._rules_of(settings)
-        waiting = [waiter for pool in self._pools.values() for waiter in pool]
+        waiting = [waiter for _, waiter in self.waiters()]
         self.settings, self.rules = settings, rules
         self._bounds = Bounds(settings, waiting)
         self.tenants.configure(settings.tenants)
         self._looks = Standing()
         for waiter in waiting:
             self._look_later(waiter, now_s)
-        for pool in self._pools.values():
-            pool.configure(rules, now_s)
+        for pool, queue in self._pools.items():
+            self._pools[pool] = queue.under(rules, now_s)
 
     def waiting(self, pool: Hashable) -> int:
         """Number of waiting requests of a pool."""
@@ -329,7 +329,7 @@ class AdmissionQueue:
 
     def clear(self, now_s: float) -> list[Waiter]:
         """Removes all waiting requests, and returns them."""
-        waiting = [waiter for queue in self._pools.values() for waiter in queue]
+        waiting = [waiter for _, waiter in self.waiters()]
         for waiter in waiting:
             self._leave(waiter, Fate.UNSERVED, now_s)
         return waiting

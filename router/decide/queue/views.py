@@ -130,10 +130,8 @@ def _rows(
 def _held_by(
     queue: AdmissionQueue, waiter: Waiter, place: int, now_s: float, by_replicas: bool
 ) -> str:
-    if quota := queue.tenants.held_by(waiter.tenant, now_s):
-        return quota
-    if queue.siblings.holds(waiter, now_s):
-        return "sibling"
+    if held_by := queue.rules.held_by(waiter, now_s):
+        return held_by
     if by_replicas:
         return "replicas"
     return "turn" if place and waiter.passed_at is None else "room"

@@ -83,6 +83,8 @@ class Tenants:
 
     def held_by(self, tenant: str, now_s: float) -> str | None:
         """Key of the quota that a tenant has used up, so that its requests wait; None: none."""
+        if not self.have_quotas:
+            return None
         of_tenant = self.of(tenant)
         if of_tenant.in_flight_max and self._in_flight[tenant] >= of_tenant.in_flight_max:
             return "in_flight_max"

@@ -29,8 +29,8 @@ RISES_MAX = 256
 class PoolQueue:
     """The bands of a pool, with their waiting requests."""
 
-    def __init__(self, rules: Rules) -> None:
-        self.rate = DrainRate()
+    def __init__(self, rules: Rules, rate: DrainRate | None = None) -> None:
+        self.rate = rate or DrainRate()
         self._rules = rules
         self._ranking = rules.rankings.of(0)
         """That made the keys."""
@@ -55,16 +55,13 @@ class PoolQueue:
     def __repr__(self) -> str:
         return f"<PoolQueue {self.count} waiting, {self._ranking.name}>"
 
-    def configure(self, rules: Rules, now_s: float) -> None:
-        """Sorts all waiting requests by other rules; shares begin from nothing."""
-        waiting = sorted(self, key=lambda waiter: waiter.seq)
-        self._rules = rules
-        self._ranking, self._rank_again_s = rules.rankings.of(self.count), -inf
-        self.levels = [Level(number) for number in range(len(rules.bands.settings))]
-        self._shares, self._rises, self.count = Shares(), Standing(), 0
-        self._weights, self._shares_by_tenant = 0.0, rules.tenants.share
-        for waiter in waiting:
-            self.add(waiter, now_s)
+    def under(self, rules: Rules, now_s: float) -> "PoolQueue":
+        """The same requests, sorted by other rules; shares begin from nothing."""
+        queue = PoolQueue(rules, self.rate)
+        queue._ranking = rules.rankings.of(self.count)
+        for waiter in sorted(self, key=lambda waiter: waiter.seq):
+            queue.add(waiter, now_s)
+        return queue
 
     def __iter__(self) -> Iterator[Waiter]:
         """All that wait, as if none went: by band, tenant and line."""

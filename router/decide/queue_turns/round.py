@@ -35,6 +35,13 @@ class Rules:
     strict: bool
     look_past: int
 
+    def held_by(self, waiter: Waiter, now_s: float) -> str:
+        """What holds a request though a worker may have room: the key of a quota, or `sibling`;
+        empty: nothing."""
+        if quota := self.tenants.held_by(waiter.tenant, now_s):
+            return quota
+        return "sibling" if self.siblings.holds(waiter, now_s) else ""
+
 
 class Round:
     """One pass over the queue: which of its requests may be tried next, and what was tried and
@@ -43,7 +50,7 @@ class Round:
     def __init__(self, rules: Rules, version: int, now_s: float, lines: Callable[[], int]) -> None:
         self.went = False
         """Whether the last line's turn ended since a request of it went."""
-        self._held_by = rules.tenants.held_by if rules.tenants.have_quotas else None
+        self._rules = rules
         self._look_past = rules.look_past
         self._lines = lines
         self._line_look_past = rules.look_past
@@ -53,7 +60,6 @@ class Round:
         self._done: set[Line] = set()
         self._places: dict[Line, int] = {}
         self._skips = 0
-        self._siblings = rules.siblings
         self._failures = 0
         self._failures_max = FAILURES_FACTOR * (rules.look_past + 1)
         self._failed: dict[tuple[int | Line, Narrowing | None], int] = {}
@@ -67,7 +73,7 @@ class Round:
         """Whether some request of a line is still to be tried in this round."""
         return not (
             line in self._done
-            or (line.tenant and self._holds(line.tenant))
+            or (line.tenant and self._rules.tenants.held_by(line.tenant, self._now_s))
             or (self._failures and self._is_finished(line))
         )
 
@@ -104,13 +110,8 @@ class Round:
             waiter.passed_at == self._version
             or waiter.expires_s <= self._now_s
             or (self._failures > 0 and self._is_closed(line, waiter.narrowing))
-            or self._holds(waiter.tenant)
-            or (waiter.run is not None and self._siblings.holds(waiter, self._now_s))
+            or self._rules.held_by(waiter, self._now_s) != ""
         )
-
-    def _holds(self, tenant: str) -> bool:
-        """Whether a quota holds a tenant."""
-        return self._held_by is not None and self._held_by(tenant, self._now_s) is not None
 
     def _is_closed(self, line: Line, narrowing: Narrowing | None) -> bool:
         """Whether enough requests of a narrowing had no room."""

@@ -285,9 +285,12 @@ class Outliers:
         standing.only_hard &= fault is not Fault.ERROR
         if len(standing.accusers) < 2:
             standing.accusers.add(caller)
-        if fault is Fault.REFUSED and opened_s >= standing.accepted_s:
+        is_refused = fault is Fault.REFUSED and opened_s >= standing.accepted_s
+        if is_refused:
             self._refuse(standing, caller, now_s)
         if standing.cause is None:
+            if is_refused or standing.failures >= self.bounds.failures:
+                self._suspects.setdefault(worker, now_s)
             if not self._charge(worker, standing, now_s) and self._fails_too_often(standing, now_s):
                 self._eject(worker, standing, Cause.FAILURE_SHARE, now_s)
         elif standing.probing and opened_s >= standing.ejected_s:
@@ -422,17 +425,19 @@ class Outliers:
         charges = [(Cause.REFUSED, standing.refusers, bounds.refused_alone_s)]
         if standing.failures >= bounds.failures:
             charges.append((Cause.FAILURES_IN_A_ROW, standing.accusers, bounds.alone_s))
-        for cause, callers, alone_s in charges:
+        for cause, callers, _ in charges:
             if len(callers) > 1:
                 self._eject(worker, standing, cause, now_s)
                 return True
+        if (since_s := self._suspects.get(worker)) is None:
+            return False
+        for cause, callers, alone_s in charges:
             for caller in callers:
-                since_s = self._suspects.setdefault(worker, now_s)
                 quiet_s = now_s - _served_s(standing, but=caller)
                 if quiet_s >= bounds.window_s or now_s - since_s >= alone_s:
                     self._eject(worker, standing, cause, now_s, caller)
                 return True
-        self._suspects.pop(worker, None)
+        del self._suspects[worker]
         return False
 
     def _disprove(self, worker: WorkerKey, standing: Standing, caller: str, now_s: float) -> None:
