@@ -19,6 +19,7 @@ from collections.abc import (
     Mapping,
 )
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any, NoReturn, TypeAlias
@@ -34,7 +35,7 @@ from router.api.desk.methods import REPORT
 from router.api.desk.request_codec import RouteMessage
 from router.api.service.entrance import Entrance, short
 from router.api.service.grpc_bounds import GRPC_BOUNDS, GrpcBounds
-from router.api.service.inbound import InFlight, Limit, Limits
+from router.api.service.inbound import InFlight, Limits
 from router.net.http2.calls import Call, Handler
 from router.net.http2.frames import Status
 from router.net.http2.gate import RefusedError
@@ -165,11 +166,6 @@ class Guard:
                 self.metrics.calls_refused.labels(short(method), refusal.reason).inc()
             raise
 
-    async def refuse(self, context: Context, method: str, refusal: Refusal) -> NoReturn:
-        """Ends an RPC with a refusal."""
-        self._count(context, method, refusal)
-        await abort(context, refusal)
-
     # See router.net.http2.gate.Gate
 
     def enter(self, call: Call, method: str) -> Coroutine[Any, Any, None] | None:
@@ -226,17 +222,30 @@ class Guard:
         name = short(method)
         for reason in (*_BY_SIZE, Reason.INTERNAL):
             self.metrics.calls_refused.labels(name, reason)
-        if handler.response_streaming:
-            self.metrics.calls_refused.labels(name, UNREAD)
-        if handler.request_streaming:
-            if not handler.response_streaming:
+        if not handler.response_streaming:
+            if handler.request_streaming:
                 raise NotImplementedError(
                     f"{method} takes a stream of requests and gives a single answer: not supported"
                 )
-            return grpc.stream_stream_rpc_method_handler(self._streams(method, handler))
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(self._answers(method, handler))
-        return grpc.unary_unary_rpc_method_handler(self._answer(method, handler))
+            return grpc.unary_unary_rpc_method_handler(self._answer(method, handler))
+        self.metrics.calls_refused.labels(name, UNREAD)
+        limit, parse = self.limits.of(method), _reader(handler)
+
+        def read(content: bytes) -> Any:
+            limit.check(len(content))
+            return parse(content)
+
+        if not handler.request_streaming:
+            return grpc.unary_stream_rpc_method_handler(
+                self._answers(method, handler, handler.unary_stream, read)
+            )
+        if handler.request_deserializer is None:  # it reads and measures messages by itself
+            read_all: Callable[[Any], Any] = _same
+        else:
+            read_all = partial(_each, read)
+        return grpc.stream_stream_rpc_method_handler(
+            self._answers(method, handler, handler.stream_stream, read_all)
+        )
 
     def _answer(self, method: str, handler: Handler) -> Callable[..., Awaitable[bytes]]:
         limit = self.limits.of(method)
@@ -259,17 +268,16 @@ class Guard:
 
         return answer
 
-    def _answers(self, method: str, handler: Handler) -> Callable[..., Awaitable[None]]:
-        limit = self.limits.of(method)
-        parse, write = _reader(handler), _writer(handler)
-        behaviour: Any = handler.unary_stream
-        entrance = self._entrance_of(method)
+    def _answers(
+        self, method: str, handler: Handler, behaviour: Any, read: Callable[[Any], Any]
+    ) -> Callable[..., Awaitable[None]]:
+        """A method whose answer is a stream. read: makes the handler's request of what came."""
+        write, entrance = _writer(handler), self._entrance_of(method)
 
-        async def answers(content: bytes, context: Context) -> None:
+        async def answers(came: Any, context: Context) -> None:
             try:
                 with _entered(entrance, context):
-                    limit.check(len(content))
-                    done = behaviour(parse(content), context)
+                    done = behaviour(read(came), context)
                     await _written(done, context, write, self.read_s)
             except (Exception, asyncio.CancelledError) as error:
                 if gone(error):
@@ -277,28 +285,6 @@ class Guard:
                 await self._end(context, method, error)
 
         return answers
-
-    def _streams(self, method: str, handler: Handler) -> Callable[..., Awaitable[None]]:
-        limit = self.limits.of(method)
-        parse, write = _reader(handler), _writer(handler)
-        behaviour: Any = handler.stream_stream
-        if handler.request_deserializer is None:  # it reads and measures messages by itself
-            read: Callable[..., Any] = _as_it_comes
-        else:
-            read = _messages
-        entrance = self._entrance_of(method)
-
-        async def streams(requests: AsyncIterator[bytes], context: Context) -> None:
-            try:
-                with _entered(entrance, context):
-                    done = behaviour(read(requests, limit, parse), context)
-                    await _written(done, context, write, self.read_s)
-            except (Exception, asyncio.CancelledError) as error:
-                if gone(error):
-                    raise
-                await self._end(context, method, error)
-
-        return streams
 
     def _entrance_of(self, method: str) -> Entrance | None:
         """None: the method needs no key."""
@@ -313,7 +299,9 @@ class Guard:
         if isinstance(error, Unread):
             self.metrics.calls_refused.labels(short(method), UNREAD).inc()
         refusal = error if isinstance(error, Refusal) else self.fault(method, error)
-        await self.refuse(context, method, refusal)
+        self._count(context, method, refusal)
+        status = rpc_status.to_status(statuses.write_status(refusal))
+        await context.abort(status.code, status.details, status.trailing_metadata)
 
 
 def gone(error: BaseException) -> bool:
@@ -323,13 +311,6 @@ def gone(error: BaseException) -> bool:
         # Of a task that nobody cancels it is a fault like any other.
         return task is not None and task.cancelling() > 0
     return isinstance(error, grpc.aio.AbortError)
-
-
-async def abort(context: Context, refusal: Refusal) -> NoReturn:
-    """Ends an RPC with a refusal's status and details."""
-    status = rpc_status.to_status(statuses.write_status(refusal))
-    await context.abort(status.code, status.details, status.trailing_metadata)
-    raise AssertionError("abort() ends the call")
 
 
 def _entered(entrance: Entrance | None, context: Context) -> AbstractContextManager[object]:
@@ -358,24 +339,23 @@ def _reader(handler: Handler) -> Callable[[bytes], Any]:
 
 
 def _writer(handler: Handler) -> Callable[[Any], bytes]:
-    return handler.response_serializer or _same
+    """The function that makes bytes of a handler's answer, which may be bytes already."""
+    serialize = handler.response_serializer
+    if serialize is None:
+        return _same
+    return lambda answer: answer if isinstance(answer, bytes) else serialize(answer)
 
 
-def _same(content: bytes) -> bytes:
+def _same(content: Any) -> Any:
     return content
 
 
-def _as_it_comes(requests: object, limit: Limit, parse: object) -> object:
-    return requests
-
-
-async def _messages(
-    requests: AsyncIterator[bytes], limit: Limit, parse: Callable[[bytes], Any]
+async def _each(
+    read: Callable[[bytes], Any], requests: AsyncIterator[bytes]
 ) -> AsyncIterator[Any]:
-    """Yields the messages of a client, measured and parsed."""
+    """Yields the messages of a client as their handler takes them."""
     async for content in requests:
-        limit.check(len(content))
-        yield parse(content)
+        yield read(content)
 
 
 async def _written(

@@ -9,13 +9,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from kvroute.v1 import (
     fleet_pb2,
+    fleet_pb2_grpc,
     prompts_pb2,
     prompts_pb2_grpc,
     router_pb2,
 )
 from router.api.desk.methods import REPORT, ROUTE
 from router.api.service.calls import handlers_of
-from router.api.service.fleet_service import FleetService, fleet_handlers
+from router.api.service.fleet_service import FleetService
 from router.api.service.grpc_bounds import GRPC_BOUNDS, GrpcBounds
 from router.api.service.health_service import HealthService
 from router.api.service.prompts_service import PromptsService
@@ -73,7 +74,7 @@ class GrpcServer:
         )
         services = {
             SERVICES[0]: byte_handlers(router),
-            SERVICES[1]: fleet_handlers(fleet),
+            SERVICES[1]: handlers_of(fleet_pb2_grpc.add_FleetServicer_to_server, fleet),
             SERVICES[2]: prompts_handlers(PromptsService(router.texts)),
             health.SERVICE_NAME: handlers_of(
                 health_pb2_grpc.add_HealthServicer_to_server, self._health
