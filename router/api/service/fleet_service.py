@@ -12,7 +12,7 @@ from router.api.desk.past_decisions import past_decisions
 from router.api.desk.queue_list import listed
 from router.api.service.calls import Context
 from router.api.service.decision_feed import DecisionFeed
-from router.api.service.router_service import host_of, jittered
+from router.api.service.router_service import jittered
 from router.api.service.worker_feed import WATCHES_MAX, WorkerFeed
 from router.cluster.replicas.fleet_commands import FleetCommands, audited
 from router.config.settings.fleet_settings import TOMBSTONE_MAX_S, TOMBSTONE_S
@@ -193,4 +193,4 @@ def _identity() -> Identity:
 def _author(context: Context) -> str:
     """The identity that gives a command."""
     usage = CURRENT.get()
-    return f"anybody at {host_of(context.peer())}" if usage is None else usage.identity.name
+    return f"anybody at {context.host}" if usage is None else usage.identity.name

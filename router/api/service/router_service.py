@@ -4,7 +4,6 @@ import asyncio
 import random
 from contextlib import closing
 from functools import partial
-from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -81,9 +80,7 @@ class RouterService:
                 await late.rest()
 
     async def Report(self, request: bytes, context: Context) -> bytes:
-        return await self._reports.report(
-            request, reporter_of(CURRENT.get(), host_of(context.peer()))
-        )
+        return await self._reports.report(request, reporter_of(CURRENT.get(), context.host))
 
     async def Explain(self, request: bytes, context: Context) -> bytes:
         return await self.texts.explain(request, caller_of(CURRENT.get()))
@@ -118,12 +115,6 @@ def jittered(age_s: float | None) -> float | None:
     together.
     """
     return None if age_s is None else random.uniform(age_s / 2, age_s)
-
-
-def host_of(origin: str) -> str:
-    """Host of an RPC's caller as gRPC names it, without the port, since a caller may have many."""
-    kind, _, address = unquote(origin).partition(":")
-    return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else kind
 
 
 async def _answer(items: RouteItems, batch: bytes, late: LateResults) -> None:

@@ -30,9 +30,9 @@ from collections.abc import (
     Coroutine,
     Generator,
     Mapping,
-    Sequence,
 )
 from contextvars import copy_context
+from functools import cached_property
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -41,11 +41,11 @@ import grpc.aio
 from router.net.http2.deadlines import PASSED, Deadlines, NoTimeoutError
 from router.net.http2.frames import Status
 from router.net.http2.gate import Gate, Metadata, RefusedError
-from router.net.http2.peers import Peer
 from router.net.http2.received import Received
 from router.net.http2.requests import Head
 from router.net.http2.sending import Stream
 from router.net.http2.sockets import Http2Protocol
+from router.net.listener.addresses import UNIX_CLIENT, unmapped
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
@@ -88,7 +88,7 @@ class Call(Received):
         self.aborted: tuple[Any, str, Metadata] | None = None
         """Code, details and trailing metadata."""
 
-    # What handlers use of the call; as in grpc.aio.ServicerContext, but for when_unsent
+    # What handlers use of the call: the methods are grpc.aio.ServicerContext's, but for when_unsent
 
     def time_remaining(self) -> float | None:
         """Seconds until the deadline; None: there is none."""
@@ -100,13 +100,18 @@ class Call(Received):
         """The call's metadata; values of `-bin` keys are bytes."""
         return self._head.metadata or ()
 
-    def peer(self) -> str:
-        """The caller's address in gRPC's form."""
-        return self._calls.peer.address
+    @property
+    def host(self) -> str:
+        """The caller's address without the port, of which a caller may have many; of a Unix socket:
+        UNIX_CLIENT."""
+        return self._calls.host
 
-    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
-        """Names in the caller's verified certificate."""
-        return self._calls.peer.names
+    @property
+    def certificate(self) -> Mapping[str, Any] | None:
+        """The caller's verified certificate, as ssl.SSLSocket.getpeercert gives it; None: none."""
+        certificate: Mapping[str, Any] | None
+        certificate = self._protocol.socket.get_extra_info("peercert")
+        return certificate
 
     async def abort(
         self, code: Any, details: str = "", trailing_metadata: Metadata = ()
@@ -369,14 +374,14 @@ class Calls:
         self._open = open_calls
         self._gate = gate
         self._deadlines = Deadlines(protocol)
-        self._peer: Peer | None = None
 
-    @property
-    def peer(self) -> Peer:
-        """Address and certificate names of the connection's peer."""
-        if self._peer is None:
-            self._peer = Peer(self.protocol.socket)
-        return self._peer
+    @cached_property
+    def host(self) -> str:
+        """See Call.host."""
+        name = self.protocol.socket.get_extra_info("peername")
+        if isinstance(name, tuple):
+            return unmapped(name[0])
+        return UNIX_CLIENT if isinstance(name, (str, bytes)) else "?"  # it is gone already
 
     def opened(self, stream: Stream, head: Head) -> None:
         """See messages.Service."""

@@ -198,12 +198,15 @@ def _check_issuers(file: KeyFile) -> None:
 
 
 def names_of(certificate: Mapping[str, Any] | None) -> Iterator[str]:
-    """Names of a client's verified certificate, in the form that KeyRing takes."""
+    """Names of a client's verified certificate, in the form that KeyRing takes: SPIFFE ids first.
+
+    certificate: as ssl.SSLSocket.getpeercert gives it; None or empty: there is none.
+    """
     if not certificate:
         return
-    for kind, name in certificate.get("subjectAltName", ()):
-        if kind in ("URI", "DNS", "IP Address"):
-            yield name
+    kinds = ("URI", "DNS", "IP Address", "email")
+    names = [name for kind, name in certificate.get("subjectAltName", ()) if kind in kinds]
+    yield from sorted(names, key=lambda name: not name.startswith("spiffe://"))
     for part in certificate.get("subject", ()):
         for field, value in part:
             if field == "commonName":
