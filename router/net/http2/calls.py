@@ -38,11 +38,10 @@ from typing import Any, NoReturn, TypeAlias
 import grpc
 import grpc.aio
 
-from router.net.http2.deadlines import PASSED, Deadlines, NoTimeoutError
 from router.net.http2.frames import Status
 from router.net.http2.gate import Gate, Metadata, RefusedError
 from router.net.http2.received import Received
-from router.net.http2.requests import Head
+from router.net.http2.requests import PASSED, Head
 from router.net.http2.sending import Stream
 from router.net.http2.sockets import Http2Protocol
 from router.net.listener.addresses import UNIX_CLIENT, unmapped
@@ -373,7 +372,6 @@ class Calls:
         self._at_once = at_once
         self._open = open_calls
         self._gate = gate
-        self._deadlines = Deadlines(protocol)
 
     @cached_property
     def host(self) -> str:
@@ -393,11 +391,10 @@ class Calls:
         if head.metadata is None:
             self._refuse(stream, Status.INTERNAL, "metadata of a -bin name that is no base64")
             return
-        try:
-            deadline_s = self._deadlines.of(head)
-        except NoTimeoutError as error:
-            self._refuse(stream, Status.INTERNAL, str(error))
+        if head.timeout_fault:
+            self._refuse(stream, Status.INTERNAL, head.timeout_fault)
             return
+        deadline_s = None if head.timeout_s is None else self.clock() + head.timeout_s
         call = stream.call = Call(self, stream, handler, head, deadline_s)
         self._open.add(call)
         stream.bytes_max = self._gate.bytes_max(path)
@@ -410,7 +407,7 @@ class Calls:
         if entering is not None:
             call.enter_after(entering)
         if deadline_s is not None:
-            self._deadlines.add(call)
+            self.protocol.timed.append(call)
         if handler.request_streaming:
             call.begin_stream()
 

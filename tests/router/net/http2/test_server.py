@@ -15,7 +15,6 @@ import pytest
 
 from router.net.http2 import port, sockets
 from router.net.http2.calls import Call
-from router.net.http2.deadlines import timeout_s
 from router.net.http2.frames import (
     ACK,
     CLOSING,
@@ -35,6 +34,7 @@ from router.net.http2.frames import (
     frame,
 )
 from router.net.http2.port import ServerBounds
+from router.net.http2.requests import timeout_s
 from router.net.http2.server import Http2Server
 from router.net.http2.sockets import Bounds
 from router.net.listener import seldom
