@@ -68,6 +68,7 @@ class Http2Port:
         self._bounds = bounds
         self._rng = rng
         self.connections = Connections(name, bounds.port)
+        """The port's connections: the open ones, and counts of closed ones."""
         self._held = self.connections.held = PortHeld()
         self._unpacking = asyncio.Lock()
         self.open: dict[Http2Protocol, float] = {}
