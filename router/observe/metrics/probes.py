@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from router.net.http.paths import application
-from router.net.http.port import HttpPort
+from router.net.http.port import HttpPort, application
 from router.net.listener.connections import Connections
 from router.net.listener.http_bounds import HttpBounds
 
