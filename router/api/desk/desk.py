@@ -123,10 +123,10 @@ class Desk:
             raise self._refused(self._fault(ROUTE, error), request, now_s, due) from error
 
     def item(
-        self, request: bytes | None, left_s: float = inf, caller: Caller = UNVERIFIED
+        self, request: RouteMessage | None, left_s: float = inf, caller: Caller = UNVERIFIED
     ) -> Answered | Waiting | Steps:
-        """Answers an item of a stream as `route` does; one of more than LONG_BYTES in steps. None:
-        the item holds no request.
+        """Answers a call or an item of a stream as `route` does; one of more than LONG_BYTES in
+        steps. None: the item holds no request.
         """
         if request is None:
             raise self._refused(_no_request(), b"", self._clock(), None)
