@@ -44,8 +44,8 @@ _STEP = 1
 
 _KEEPS_PRIORITY = "the request has its worker, where another priority changes nothing"
 
-Elsewhere: TypeAlias = tuple[list[bytes], int, bytes]
-"""A step that another replica answers: the outcomes of its slice, its place there, its bytes."""
+Elsewhere: TypeAlias = tuple[int, bytes]
+"""A step that another replica answers: its place among the outcomes, its bytes."""
 
 
 class Reports:
@@ -78,14 +78,10 @@ class Reports:
         """Answers a ReportRequest, both as bytes; raises Refusal."""
         replicas = self._replicas()
         pieces = _pieces(content, PROGRESS_MAX)
-        written: list[bytes] = []
-        waiting: list[tuple[int, list[bytes]]] = []
-        """Slices with steps that another replica answers: places in `written`, and outcomes."""
+        outcomes: list[bytes] = []
         elsewhere: dict[str, list[Elsewhere]] = {}
         began_s = thread_time()
         while steps := pieces.take(SLICE_STEPS):
-            outcomes: list[bytes] = []
-            asks = False
             for piece in steps:
                 outcome = self._step(piece, caller)
                 if (
@@ -93,25 +89,19 @@ class Reports:
                     and outcome.result == router_pb2.PROGRESS_RESULT_UNKNOWN
                     and (owner := replicas.owner(outcome.reservation_id))
                 ):
-                    asks = True
-                    elsewhere.setdefault(owner, []).append((outcomes, len(outcomes), piece))
+                    elsewhere.setdefault(owner, []).append((len(outcomes), piece))
                 outcomes.append(answer_codec.framed(_STEP, outcome.SerializeToString()))
                 if thread_time() - began_s >= SLICE_S:
                     await asyncio.sleep(0)
                     began_s = thread_time()
-            if asks:
-                waiting.append((len(written), outcomes))
-            written.append(b"" if asks else b"".join(outcomes))
             if len(pieces):
                 await asyncio.sleep(0)  # other calls have a turn
                 began_s = thread_time()
         if replicas is not None and elsewhere:
             owners = islice(elsewhere.items(), OWNERS_MAX)  # nobody's clients know as many
-            calls = (self._ask(replicas, owner, mine, caller) for owner, mine in owners)
+            calls = (self._ask(replicas, owner, mine, caller, outcomes) for owner, mine in owners)
             await asyncio.gather(*calls)
-        for place, outcomes in waiting:
-            written[place] = b"".join(outcomes)
-        return b"".join(written)
+        return b"".join(outcomes)
 
     def of_replica(self, payload: bytes) -> bytes:
         """Applies steps of our reservations that another replica passes on; returns the answer's
@@ -166,23 +156,21 @@ class Reports:
         owner: str,
         mine: Sequence[Elsewhere],
         caller: Reporter,
+        outcomes: list[bytes],
     ) -> None:
-        """Hands steps to the replica that owns them; without an answer they stay unknown."""
+        """Hands steps to the replica that owns them, and puts their outcomes into their places;
+        without an answer they stay unknown."""
         named = None if caller.for_all else caller.owner
         about = router_pb2.ReportRequest(caller=caller.host, owner=named).SerializeToString()
         answers = True
         for steps in _by_size(mine):
             answer = None
             if answers:
-                payload = (
-                    b"".join(answer_codec.framed(_STEP, piece) for _, _, piece in steps) + about
-                )
+                payload = b"".join(answer_codec.framed(_STEP, piece) for _, piece in steps) + about
                 answer = await replicas.forward(owner, payload)
                 answers = answer is not None
             replies = _outcomes(answer, len(steps))
-            for i, ((outcomes, place, piece), outcome) in enumerate(
-                zip(steps, replies, strict=True)
-            ):
+            for i, ((place, piece), outcome) in enumerate(zip(steps, replies, strict=True)):
                 if i % SLICE_STEPS == 0:
                     await asyncio.sleep(0)  # other calls have a turn
                 if outcome is None:
@@ -300,10 +288,10 @@ def _by_size(mine: Sequence[Elsewhere]) -> list[list[Elsewhere]]:
     messages: list[list[Elsewhere]] = []
     size = 0
     for step in mine:
-        size += len(step[2])
+        size += len(step[1])
         if not messages or len(messages[-1]) >= REPLICA_PROGRESS_MAX or size > REPLICA_BYTES_MAX:
             messages.append([])
-            size = len(step[2])
+            size = len(step[1])
         messages[-1].append(step)
     return messages
 
