@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from events.feed.fleet_view import Source
 from events.plane.facts import Heartbeat
 from indexer.identity import WorkerKey
+from kvroute.client.messages.wire import head
 from kvroute.v1 import router_pb2
 from router.api.desk.answer_writer import AnswerWriter
 from router.api.desk.statuses import write_status
@@ -163,11 +164,5 @@ class PrefillWorkers:
 
 
 def framed(number: int, message: bytes) -> bytes:
-    """A message's bytes as a field of another message; the field's number is below 16."""
-    size = len(message)
-    head = bytearray((number << 3 | 2,))
-    while size > 0x7F:
-        head.append(size & 0x7F | 0x80)
-        size >>= 7
-    head.append(size)
-    return bytes(head) + message
+    """A message's bytes as a field of another message."""
+    return head(number, len(message)) + message

@@ -17,6 +17,10 @@ from typing import TypeAlias
 from google.protobuf.message import DecodeError
 
 from kvroute.v1 import router_pb2
+from kvroute.v1.router_pb2 import PROGRESS_RESULT_INVALID as INVALID
+from kvroute.v1.router_pb2 import PROGRESS_RESULT_UNCHANGED as UNCHANGED
+from kvroute.v1.router_pb2 import PROGRESS_RESULT_UNKNOWN as UNKNOWN
+from kvroute.v1.router_pb2 import ProgressOutcome
 from router.api.desk import answer_codec, request_codec
 from router.api.desk.counters import Metrics
 from router.api.desk.stream_items import SLICE_S
@@ -86,7 +90,7 @@ class Reports:
                 outcome = self._step(piece, caller)
                 if (
                     replicas is not None
-                    and outcome.result == router_pb2.PROGRESS_RESULT_UNKNOWN
+                    and outcome.result == UNKNOWN
                     and (owner := replicas.owner(outcome.reservation_id))
                 ):
                     elsewhere.setdefault(owner, []).append((len(outcomes), piece))
@@ -120,16 +124,14 @@ class Reports:
         outcomes = [self.step(step, caller) for step in request.progress]
         return router_pb2.ReportResponse(outcomes=outcomes).SerializeToString()
 
-    def step(self, message: router_pb2.Progress, caller: Reporter) -> router_pb2.ProgressOutcome:
+    def step(self, message: router_pb2.Progress, caller: Reporter) -> ProgressOutcome:
         """Applies one reported step here or at another replica, and returns its outcome. A request
         of another identity counts as unknown.
         """
         if not self._may(message, caller):
             self._metrics.calls_refused.labels("Router/Report", Reason.PERMISSION_DENIED).inc()
-            return router_pb2.ProgressOutcome(
-                reservation_id=message.reservation_id[: request_codec.TEXT_MAX],
-                result=router_pb2.PROGRESS_RESULT_UNKNOWN,
-            )
+            reservation_id = message.reservation_id[: request_codec.TEXT_MAX]
+            return ProgressOutcome(reservation_id=reservation_id, result=UNKNOWN)
         if message.request_id:
             return self._of_waiting(message, caller)
         if message.HasField("priority"):
@@ -174,31 +176,23 @@ class Reports:
                 if i % SLICE_STEPS == 0:
                     await asyncio.sleep(0)  # other calls have a turn
                 if outcome is None:
-                    outcome = router_pb2.ProgressOutcome(
-                        reservation_id=router_pb2.Progress.FromString(piece).reservation_id,
-                        result=router_pb2.PROGRESS_RESULT_UNKNOWN,
-                        message=f"its replica, {owner}, does not answer",
-                    )
+                    step = router_pb2.Progress.FromString(piece)
+                    why = f"its replica, {owner}, does not answer"
+                    outcome = _outcome(step, UNKNOWN, why)
                 outcomes[place] = answer_codec.framed(_STEP, outcome.SerializeToString())
 
-    def _step(self, piece: bytes, caller: Reporter) -> router_pb2.ProgressOutcome:
+    def _step(self, piece: bytes, caller: Reporter) -> ProgressOutcome:
         try:
             step = router_pb2.Progress.FromString(piece)
         except DecodeError as error:
-            return router_pb2.ProgressOutcome(
-                result=router_pb2.PROGRESS_RESULT_INVALID, message=f"no Progress: {error}"
-            )
+            return ProgressOutcome(result=INVALID, message=f"no Progress: {error}")
         return self.step(step, caller)
 
-    def _of_waiting(
-        self, message: router_pb2.Progress, caller: Reporter
-    ) -> router_pb2.ProgressOutcome:
+    def _of_waiting(self, message: router_pb2.Progress, caller: Reporter) -> ProgressOutcome:
         """A step that names its request by the id: of a request that waits, or waited."""
         step = request_codec.read_wait_step(message)
         if isinstance(step, str):
-            return router_pb2.ProgressOutcome(
-                result=router_pb2.PROGRESS_RESULT_INVALID, message=step
-            )
+            return ProgressOutcome(result=INVALID, message=step)
         now_s = self._clock()
         reservation = self._core.reservations.of_request(step.request_id)
         if step.priority is None:
@@ -211,39 +205,30 @@ class Reports:
                 )
                 result = self._core.report(cancelled, now_s, caller.host)
             self._on_change()
-            return router_pb2.ProgressOutcome(result=answer_codec.progress_result(result))
+            return ProgressOutcome(result=answer_codec.progress_result(result))
         most = caller.priority_max
         priority = step.priority if most is None else min(step.priority, most)
         result = self._admission.reprioritize(step.request_id, priority, now_s)
         if result is ProgressResult.UNKNOWN and reservation and reservation.ended is None:
-            return _unchanged("")
+            return ProgressOutcome(result=UNCHANGED, message=_KEEPS_PRIORITY)
         self._on_change()
-        return router_pb2.ProgressOutcome(result=answer_codec.progress_result(result))
+        return ProgressOutcome(result=answer_codec.progress_result(result))
 
-    def _of_running(
-        self, message: router_pb2.Progress, caller: Reporter
-    ) -> router_pb2.ProgressOutcome:
+    def _of_running(self, message: router_pb2.Progress, caller: Reporter) -> ProgressOutcome:
         """A step with a priority of a request that has its worker."""
         if message.state or len(message.reservation_id) > request_codec.TEXT_MAX:
             outcome = self._of_reservation(message, caller)
             outcome.message = outcome.message or _KEEPS_PRIORITY
             return outcome
         if self._core.reservations.get(message.reservation_id) is not None:
-            return _unchanged(message.reservation_id)
-        return router_pb2.ProgressOutcome(
-            reservation_id=message.reservation_id, result=router_pb2.PROGRESS_RESULT_UNKNOWN
-        )
+            return _outcome(message, UNCHANGED, _KEEPS_PRIORITY)
+        return _outcome(message, UNKNOWN)
 
-    def _of_reservation(
-        self, message: router_pb2.Progress, caller: Reporter
-    ) -> router_pb2.ProgressOutcome:
+    def _of_reservation(self, message: router_pb2.Progress, caller: Reporter) -> ProgressOutcome:
         progress = request_codec.read_progress(message)
         if isinstance(progress, str):
-            return router_pb2.ProgressOutcome(
-                reservation_id=message.reservation_id[: request_codec.TEXT_MAX],
-                result=router_pb2.PROGRESS_RESULT_INVALID,
-                message=progress,
-            )
+            reservation_id = message.reservation_id[: request_codec.TEXT_MAX]
+            return ProgressOutcome(reservation_id=reservation_id, result=INVALID, message=progress)
         reservation = self._core.reservations.get(progress.reservation_id)
         unknown_before = reservation is None or reservation.cached_tokens is None
         if reservation is not None and message.HasField("prompt_tokens"):
@@ -256,17 +241,14 @@ class Reports:
             self._on_prompt_tokens(progress.reservation_id, message.prompt_tokens)
         if reservation is not None and unknown_before and reservation.cached_tokens is not None:
             self._metrics.cache_reported(reservation.predicted_tokens, reservation.cached_tokens)
-        return router_pb2.ProgressOutcome(
-            reservation_id=message.reservation_id, result=answer_codec.progress_result(result)
-        )
+        return _outcome(message, answer_codec.progress_result(result))
 
 
-def _unchanged(reservation_id: str) -> router_pb2.ProgressOutcome:
-    return router_pb2.ProgressOutcome(
-        reservation_id=reservation_id,
-        result=router_pb2.PROGRESS_RESULT_UNCHANGED,
-        message=_KEEPS_PRIORITY,
-    )
+def _outcome(
+    step: router_pb2.Progress, result: router_pb2.ProgressResult.ValueType, why: str = ""
+) -> ProgressOutcome:
+    """The outcome of a step that names its reservation."""
+    return ProgressOutcome(reservation_id=step.reservation_id, result=result, message=why)
 
 
 def _pieces(content: bytes, most: int) -> Pieces:
@@ -296,7 +278,7 @@ def _by_size(mine: Sequence[Elsewhere]) -> list[list[Elsewhere]]:
     return messages
 
 
-def _outcomes(answer: bytes | None, count: int) -> Sequence[router_pb2.ProgressOutcome | None]:
+def _outcomes(answer: bytes | None, count: int) -> Sequence[ProgressOutcome | None]:
     """What another replica said of some steps; None of each when it said nothing of use."""
     response = router_pb2.ReportResponse()
     if answer:
