@@ -182,17 +182,15 @@ class LocalRouter(RequestCalls[LocalRequest]):
             left_s = deadline_s - self._clock()
             delay_s = self._retry.delay_s(error, attempt, left_s, self._rng)
             if delay_s is None or (is_final is not None and is_final(error)):
-                try:
-                    raise error
-                finally:
-                    del error  # a cycle: its traceback refers to this frame
+                break
             await self._sleep(delay_s)
             left_s = deadline_s - self._clock()
             if left_s <= 0:  # the sleep lasted longer than delay_s
-                try:
-                    raise error
-                finally:
-                    del error  # a cycle: its traceback refers to this frame
+                break
+        try:
+            raise error
+        finally:
+            del error  # a cycle: its traceback refers to this frame
 
     async def _attempt(self, content: ReceivedRequest, left_s: float) -> bytes:
         """A RouteResponse; raises Refusal."""

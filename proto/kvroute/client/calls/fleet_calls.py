@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from kvroute.client.connections.transport import Method, Transport
-from kvroute.client.errors import KvRouteError, error_from_call, unreachable, unreadable
+from kvroute.client.errors import KvRouteError, unreachable, unreadable
 from kvroute.v1 import (
     DrainWorkerRequest,
     DrainWorkerResponse,
@@ -169,13 +169,8 @@ class FleetCalls:
                 finally:
                     line.calls -= 1
                     call.cancel()
-            except grpc.aio.AioRpcError as failure:
-                error = error_from_call(failure)
-                error.__cause__ = failure.with_traceback(None)  # its frames have the error
-            except KvRouteError as failed:
-                error = failed.with_traceback(None)
-            except asyncio.CancelledError as cancelled:
-                error = transport.cut_off(cancelled)
+            except (grpc.aio.AioRpcError, KvRouteError, asyncio.CancelledError) as failure:
+                error = transport.error_of(failure)
             delay_s = transport.retry.delay_s(
                 error, max(1, attempt), math.inf, transport.options.rng
             )

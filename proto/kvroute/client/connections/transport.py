@@ -181,42 +181,38 @@ class Transport:
         """
         left_s = self._left_s(timeout_s)
         deadline_s = self.clock() + left_s
-        error: KvRouteError
         count = 0
         while True:
             count += 1
             line = None
+            answer: _Response | KvRouteError
             try:
                 line = self.free_line(reservation_id) or await self.line(left_s, line_wait_s)
-                return await self._watched(line, attempt, left_s)
-            except grpc.aio.AioRpcError as failure:
-                error = error_from_call(failure)
-                error.__cause__ = failure.with_traceback(None)  # its frames have the error
-            except KvRouteError as failed:
-                error = failed.with_traceback(None)
-            except asyncio.CancelledError as cancelled:
-                error = self.cut_off(cancelled, line)
+            except (KvRouteError, asyncio.CancelledError) as failure:
+                answer = self.error_of(failure)
+            else:
+                answer = await self._tried(line, attempt, left_s)
+            if not isinstance(answer, KvRouteError):
+                return answer
             elsewhere = False
-            if line is not None and isinstance(error, RouterUnreachable):
+            if line is not None and isinstance(answer, RouterUnreachable):
                 elsewhere = self.open().failed(line)
                 if elsewhere:
                     reservation_id = ""  # the owner's line is passed over
             left_s = deadline_s - self.clock()
-            delay_s = policy.delay_s(error, count, left_s, self.options.rng)
-            if delay_s is None or (is_final is not None and not elsewhere and is_final(error)):
-                try:
-                    raise error
-                finally:
-                    del error  # a cycle: its traceback refers to this frame
+            delay_s = policy.delay_s(answer, count, left_s, self.options.rng)
+            if delay_s is None or (is_final is not None and not elsewhere and is_final(answer)):
+                break
             await self.options.sleep(0.0 if elsewhere else delay_s)
             if self.closed:
                 raise ClientClosed
             left_s = deadline_s - self.clock()
             if left_s <= 0:  # the sleep lasted longer than delay_s
-                try:
-                    raise error
-                finally:
-                    del error  # a cycle: its traceback refers to this frame
+                break
+        try:
+            raise answer
+        finally:
+            del answer  # a cycle: its traceback refers to this frame
 
     async def everywhere(
         self, attempt: LineAttempt[_Response], timeout_s: float | None
@@ -233,16 +229,7 @@ class Transport:
         async def one(line: Line) -> _Response | KvRouteError:
             if line.watch.silent and not are_silent:
                 return line.silence()
-            try:
-                return await self._watched(line, attempt, max(0.0, deadline_s - self.clock()))
-            except grpc.aio.AioRpcError as failure:
-                error = error_from_call(failure)
-                error.__cause__ = failure
-                return error
-            except KvRouteError as failed:
-                return failed
-            except asyncio.CancelledError as cancelled:
-                return self.cut_off(cancelled, line)
+            return await self._tried(line, attempt, max(0.0, deadline_s - self.clock()))
 
         return await asyncio.gather(*(one(line) for line in lines))
 
@@ -263,16 +250,22 @@ class Transport:
             message = f"no router could be reached in {left_s:g} s"
             raise DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, message) from None
 
-    def cut_off(self, cancelled: asyncio.CancelledError, line: Line | None = None) -> KvRouteError:
-        """The error that a CancelledError of a call stands for; raises it again if the caller's
-        own task was cancelled. gRPC raises CancelledError also for a call that was given up and for
-        a channel that was closed."""
+    def error_of(self, failure: BaseException, line: Line | None = None) -> KvRouteError:
+        """The error that a failure of a call stands for; raises CancelledError again if the
+        caller's own task was cancelled. gRPC raises it also for a call that was given up and for a
+        channel that was closed."""
+        if isinstance(failure, grpc.aio.AioRpcError):
+            error = error_from_call(failure)
+            error.__cause__ = failure.with_traceback(None)  # its frames have the error
+            return error
+        if isinstance(failure, KvRouteError):
+            return failure.with_traceback(None)
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             try:
-                raise cancelled
+                raise failure
             finally:
-                del cancelled  # a cycle: its traceback refers to this frame
+                del failure  # a cycle: its traceback refers to this frame
         if self.closed:
             return ClientClosed()
         if line is not None and line.watch.silent:
@@ -288,10 +281,11 @@ class Transport:
             raise unreadable("Report")
         return response
 
-    async def _watched(
+    async def _tried(
         self, line: Line, attempt: LineAttempt[_Response], left_s: float
-    ) -> _Response:
-        """One attempt, counted by the line and its watch."""
+    ) -> _Response | KvRouteError:
+        """The answer of one attempt, counted by the line and its watch, or the error in its
+        place."""
         line.calls += 1
         line.watch.call_began()
         answered = False
@@ -299,12 +293,10 @@ class Transport:
             response = await attempt(line, left_s)
             answered = True
             return response
-        except grpc.aio.AioRpcError as failure:
-            answered = from_router(error_from_call(failure))
-            raise
-        except KvRouteError as error:
+        except (grpc.aio.AioRpcError, KvRouteError, asyncio.CancelledError) as failure:
+            error = self.error_of(failure, line)
             answered = from_router(error)
-            raise
+            return error
         finally:
             line.calls -= 1
             line.watch.call_ended(answered=answered)
