@@ -28,6 +28,7 @@ An upper folder may import a lower one; `requests` knows no connection.
     connections/  how a call reaches a router
       transport.py      attempts of a call: the line, retries, the deadline
       lines.py          the connections to routers, and the choice of a line for each call
+      line.py           the connection to one router, and its batching
       silence.py        detects routers that take calls and send nothing
       route_stream.py   route calls of many tasks, as batches on one open stream to a router
       route_stream_items.py   the items of that stream

@@ -17,9 +17,10 @@ from kvroute.client.calls.queue_calls import QueueCalls
 from kvroute.client.calls.readiness import wait_ready
 from kvroute.client.calls.reporting import Reporter
 from kvroute.client.connections.channel import targets_of
-from kvroute.client.connections.lines import SILENT_S, Credentials
+from kvroute.client.connections.line import ConnectionOptions, Credentials
 from kvroute.client.connections.retry import RetryPolicy
-from kvroute.client.connections.transport import Transport, TransportOptions, duration
+from kvroute.client.connections.silence import SILENT_S
+from kvroute.client.connections.transport import Transport, duration
 from kvroute.client.fallback.fallback import Fallback, FallbackPolicy
 from kvroute.client.fallback.takeover import Takeover
 from kvroute.client.messages.options import (
@@ -85,7 +86,7 @@ class KvRouteClient(RequestCalls[RouteBytes], FleetCalls, QueueCalls, PromptCall
         rng: random.Random | None = None,
     ) -> None:
         """Raises ValueError for a wrong argument; the class describes them."""
-        options = TransportOptions(
+        options = ConnectionOptions(
             credentials=credentials,
             token=token,
             timeout_s=duration("timeout_s", timeout_s),

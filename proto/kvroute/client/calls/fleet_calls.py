@@ -155,7 +155,7 @@ class FleetCalls:
             first = True
             try:
                 line = transport.free_line() or await transport.line(transport.options.timeout_s)
-                call = method(line)(message, metadata=transport.metadata())
+                call = method(line)(message, metadata=transport.options.metadata())
                 line.calls += 1
                 try:
                     async for response in call:

@@ -9,23 +9,17 @@ Law: a call ends within its timeout_s, with an answer or a KvRouteError.
 
 import asyncio
 import math
-import random
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeVar
 
 import grpc
 import grpc.aio
 
 from kvroute.client.connections.channel import Target
-from kvroute.client.connections.lines import Credentials, Line, Lines, Metadata
-from kvroute.client.connections.report_batches import ReportBatches
+from kvroute.client.connections.line import ConnectionOptions, Line
+from kvroute.client.connections.lines import Lines
 from kvroute.client.connections.retry import RetryPolicy
-from kvroute.client.connections.route_stream import RouteStream
-from kvroute.client.connections.route_stream_items import RouteStreamItems
 from kvroute.client.connections.silence import from_router
 from kvroute.client.errors import (
     ClientClosed,
@@ -36,9 +30,6 @@ from kvroute.client.errors import (
     unreachable,
     unreadable,
 )
-from kvroute.v1 import ReportRequest, ReportResponse, RouterAsyncStub, RouteResults
-
-ROUTE_STREAM = "/kvroute.v1.Router/RouteStream"
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -48,35 +39,17 @@ LineAttempt = Callable[[Line, float], Awaitable[_Response]]
 """A line and the seconds left -> the answer; raises KvRouteError or AioRpcError."""
 
 
-@dataclass(frozen=True, slots=True)
-class TransportOptions:
-    """The keywords of KvRouteClient that concern connections and attempts."""
-
-    credentials: Credentials = None
-    token: str | Callable[[], str] | None = None
-    timeout_s: float = 5.0
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
-    batching: bool = True
-    routes_max: int = 16_384
-    route_bytes_max: int = 256 * 1024 * 1024
-    silent_s: float = 2.0
-    channel_options: Sequence[tuple[str, str | int]] = ()
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    rng: random.Random = field(default_factory=random.Random)
-
-
 class Transport:
     """The lines of one client, and the attempts that its calls make over them."""
 
     def __init__(
         self,
         targets: Sequence[Target],
-        options: TransportOptions,
+        options: ConnectionOptions,
         counts: Counter[str],
         can_replace_silent: Callable[[], bool],
     ) -> None:
-        """counts: `picks_moved`, and those of Lines, RouteStream, ReportBatches and Watch.
+        """counts: `picks_moved`, and those of Lines.
         can_replace_silent: whether the fallback can pick in the place of a silent router."""
         self.targets = targets
         self.options = options
@@ -100,27 +73,8 @@ class Transport:
         if self.closed:
             raise ClientClosed
         if self.lines is None:
-            options = self.options
-            self.lines = Lines(
-                self.targets,
-                credentials=options.credentials,
-                options=options.channel_options,
-                make_batching=self._make_batching,
-                counts=self._counts,
-                clock=options.clock,
-                rng=options.rng,
-                silent_s=options.silent_s,
-                on_silent=self._went_silent,
-                metadata=self.metadata,
-            )
+            self.lines = Lines(self.targets, self.options, self._counts, self._went_silent)
         return self.lines
-
-    def metadata(self) -> Metadata:
-        """The metadata of every call: the bearer token, if the client has one."""
-        token = self.options.token
-        if token is None:
-            return ()
-        return (("authorization", f"Bearer {token if isinstance(token, str) else token()}"),)
 
     def deadline_s(self, timeout_s: float | None) -> float:
         """When a call with this timeout_s has to end, by the client's clock."""
@@ -153,7 +107,8 @@ class Transport:
         """One call of one router."""
 
         async def attempt(line: Line, left_s: float) -> _Response:
-            response = await method(line)(message, timeout=left_s, metadata=self.metadata())
+            metadata = self.options.metadata()
+            response = await method(line)(message, timeout=left_s, metadata=metadata)
             if response is None:
                 raise unreadable(type(message).__name__.removesuffix("Request"))
             return response
@@ -272,15 +227,6 @@ class Transport:
             return line.silence()
         return unreachable("the connection was closed")
 
-    async def report(
-        self, router: RouterAsyncStub, request: ReportRequest, left_s: float
-    ) -> ReportResponse:
-        """One Report call, without retries."""
-        response = await router.Report(request, timeout=left_s, metadata=self.metadata())
-        if response is None:
-            raise unreadable("Report")
-        return response
-
     async def _tried(
         self, line: Line, attempt: LineAttempt[_Response], left_s: float
     ) -> _Response | KvRouteError:
@@ -311,20 +257,6 @@ class Transport:
             return
         if self.lines.another(line) or self._can_replace_silent():
             self._counts["picks_moved"] += line.give_up_picks()
-
-    def _make_batching(
-        self, channel: grpc.aio.Channel, router: RouterAsyncStub
-    ) -> tuple[RouteStream | None, ReportBatches | None]:
-        """The batching of one router."""
-        options = self.options
-        if not options.batching:
-            return None, None
-        items = RouteStreamItems(options.routes_max, options.route_bytes_max)
-        call: grpc.aio.StreamStreamMultiCallable[bytes, RouteResults] = channel.stream_stream(
-            ROUTE_STREAM, response_deserializer=RouteResults.FromString
-        )
-        stream = RouteStream(lambda: call(metadata=self.metadata()), items, self._counts)
-        return stream, ReportBatches(partial(self.report, router), self._counts)
 
 
 def duration(name: str, seconds: float) -> float:
