@@ -18,7 +18,6 @@ An upper folder may import a lower one; `requests` knows no connection.
       fleet_calls.py    the Fleet service
       queue_calls.py    steps of requests that wait, to every router
       prompt_calls.py   the Prompts service
-      readiness.py      the wait for a router that is ready
     requests/     one request, as a caller has it
       requests.py       the client's calls about requests
       life.py           RoutedRequest: from its reservation to its last report
