@@ -29,7 +29,6 @@ COMPILED = [
     "router/fleet/pools.py",
     "router/fleet/state.py",
     "router/net/http2/calm.py",
-    "router/net/http2/control.py",
     "router/net/http2/frames.py",
     "router/net/http2/known_headers.py",
     "router/net/http2/machine.py",

@@ -8,7 +8,7 @@ Laws:
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TypeVar
 
@@ -34,9 +34,10 @@ class Streams:
         """held: counts the bytes that this connection holds."""
         self._service = service
         self.held = held
-        self._messages = Messages(service, self.end, held)
+        self._messages = messages = Messages(service, self.end, held)
+        self.unpacking, self.full = messages.unpacking, messages.full
         self.streams: dict[int, Stream] = {}
-        self._sending = sending = Sending(held, self._over, self._messages.full)
+        self._sending = sending = Sending(held, self._over, messages.full)
         self.out = sending.out
         """Bytes to write; the caller empties it."""
         self.send, self.reply, self.accept = sending.send, sending.reply, sending.accept
@@ -76,16 +77,6 @@ class Streams:
         stream.held = held
         if not held:
             self._sending.give_credit(stream)
-
-    def unpacking(self, stream: Stream, content: bytes) -> Generator[None, None, bytes | None]:
-        """A generator that unpacks a compressed message in steps; its result is the bytes, or None
-        if that ended the call.
-        """
-        return self._messages.unpacking(stream, content)
-
-    def full(self, stream: Stream) -> None:
-        """Ends a call because the bound on held bytes is reached."""
-        self._messages.full(stream)
 
     def stuff(self, *, full: bool) -> None:
         """Sets whether the socket is full."""
