@@ -167,7 +167,6 @@ def route_bytes(**options: Unpack[RouteOptions]) -> RouteBytes:
     if options:
         fields: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
         about += RouteRequest(**fields).SerializeToString()
-    size = len(about)
     prompt: tuple[bytes, ...] = ()
     prompts = block_hashes, token_ids, without_tokens, options.get("estimated_tokens")
     if sum(each is not None for each in prompts) > 1:
@@ -179,21 +178,16 @@ def route_bytes(**options: Unpack[RouteOptions]) -> RouteBytes:
         if block_size is None or prompt_tokens is None:
             raise _invalid("block_hashes needs block_size and prompt_tokens beside it")
         hashes = block_hashes_of(block_hashes, block_size, prompt_tokens)
-        hashes_size = sum(map(len, hashes))
-        before = head(_BLOCK_HASHES, hashes_size)
-        prompt = (before, *hashes)
-        size += len(before) + hashes_size
+        prompt = (head(_BLOCK_HASHES, sum(map(len, hashes))), *hashes)
     elif block_size is not None or prompt_tokens is not None:
         raise _invalid("block_size and prompt_tokens belong to block_hashes")
     elif token_ids is not None:
         tokens = pack_tokens(token_ids)
-        before = head(_TOKEN_BYTES, len(tokens))
-        prompt = (before, tokens)
-        size += len(before) + len(tokens)
+        prompt = (head(_TOKEN_BYTES, len(tokens)), tokens)
     elif without_tokens is not None:
         prompt = without_tokens
-        size += sum(map(len, prompt))
-    return RouteBytes(request_id, (about, *prompt), size, body)
+    pieces = (about, *prompt)
+    return RouteBytes(request_id, pieces, sum(map(len, pieces)), body)
 
 
 def random_id() -> str:
