@@ -350,9 +350,7 @@ def _same(content: Any) -> Any:
     return content
 
 
-async def _each(
-    read: Callable[[bytes], Any], requests: AsyncIterator[bytes]
-) -> AsyncIterator[Any]:
+async def _each(read: Callable[[bytes], Any], requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
     """Yields the messages of a client as their handler takes them."""
     async for content in requests:
         yield read(content)

@@ -33,8 +33,8 @@ class Head:
     """The fields of a header block, and their meaning at the start of a stream."""
 
     __slots__ = (
-        "content_length", "encoding", "fault", "fields", "is_grpc", "metadata", "path", "timeout_fault",
-        "timeout_s",
+        "content_length", "encoding", "fault", "fields", "is_grpc", "metadata", "path",
+        "timeout_fault", "timeout_s",
     )  # fmt: skip
 
     def __init__(self, fields: Sequence[Field]) -> None:
