@@ -71,12 +71,7 @@ class Http2Port:
         """The port's connections: the open ones, and counts of closed ones."""
         self._held = self.connections.held = PortHeld()
         self._unpacking = asyncio.Lock()
-        self.open: dict[Http2Protocol, float] = {}
-        """-> when it gets a GOAWAY, by the loop's clock."""
-        self._leaving: dict[Http2Protocol, float] = {}
-        """Those that got one -> when; inf: it was closed since."""
-        self._farewells: dict[Http2Protocol, float] = {}
-        """Those that got their last bytes -> when."""
+        self.open: set[Http2Protocol] = set()
         speaks = Speaks(tls, allows_plain, "h2")
         self._listener = Listener(self._connection, self.connections, speaks, came=came)
         self._unix = Listener(self._connection, self.connections, Speaks())
@@ -145,20 +140,17 @@ class Http2Port:
             held=self._held,
             unpacking=self._unpacking,
         )
-        age_s = self._bounds.age_s
-        now_s = asyncio.get_running_loop().time()
-        self.open[connection] = (
-            inf if age_s is None else now_s + age_s * self._rng.uniform(0.9, 1.1)
-        )
+        if (age_s := self._bounds.age_s) is not None:
+            now_s = asyncio.get_running_loop().time()
+            connection.until_s = now_s + age_s * self._rng.uniform(0.9, 1.1)
+        self.open.add(connection)
         return connection
 
     def _left(self, left: Callable[[], None], connection: Http2Protocol) -> None:
         left()
         if connection.fault:
             self.connections.closed[connection.fault] += 1
-        self.open.pop(connection, None)
-        self._leaving.pop(connection, None)
-        self._farewells.pop(connection, None)
+        self.open.discard(connection)
 
     async def _look(self) -> None:
         """Checks the age and silence of all connections repeatedly."""
@@ -169,38 +161,34 @@ class Http2Port:
 
     def _look_at_all(self, now_s: float) -> None:
         """Pings silent connections, and ends old ones."""
-        for connection, until_s in list(self.open.items()):
+        for connection in list(self.open):
             silent_s = now_s - connection.received_s
             if silent_s > self._bounds.keepalive_s + KEEPALIVE_TIMEOUT_S:
-                self.connections.closed["keepalive"] += 1
+                connection.fault = "keepalive"
                 connection.abort()
             elif silent_s > self._bounds.keepalive_s and not connection.pinged:
                 connection.ping()
-            if connection in self._leaving:
+            if connection.left_s < inf:
                 self._end(connection, now_s)
-            elif now_s >= until_s:
+            elif now_s >= connection.until_s:
                 self._go_away(connection, last=False)
-                self._leaving[connection] = now_s
+                connection.left_s = now_s
 
     def _end(self, connection: Http2Protocol, now_s: float) -> None:
         """Closes an old connection once it has no more calls, or its grace is over."""
-        left_s = now_s - self._leaving[connection]
-        if left_s == -inf:  # it was closed, and its peer does not read the last bytes
+        left_s = now_s - connection.left_s
+        if connection.fault:  # it was closed, and its peer does not read the last bytes
             connection.abort()
         elif left_s >= self._bounds.age_grace_s:
-            self.connections.closed["age"] += 1
+            connection.fault = "age"
             connection.close()
-            self._leaving[connection] = inf
         elif connection.http2.last_sent:
-            if (
-                connection.http2.read_all
-                or now_s - self._farewells.get(connection, now_s) >= FAREWELL_S
-            ):
+            if connection.http2.read_all or now_s - connection.farewell_s >= FAREWELL_S:
                 connection.close()
         elif not connection.http2.streams and left_s >= FAREWELL_S:
             self._go_away(connection, last=True)
             _send_last(connection)
-            self._farewells[connection] = now_s
+            connection.farewell_s = now_s
 
     def _go_away(self, connection: Http2Protocol, *, last: bool) -> None:
         connection.http2.go_away(last=last)

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 from typing_extensions import override
@@ -84,8 +85,14 @@ class Http2Protocol(asyncio.Protocol):
         self._clock = asyncio.get_running_loop().time
         self.received_s = self._clock()
         """When the peer last sent something."""
+        self.until_s = inf
+        """When its port sends it a GOAWAY for its age, by the loop's clock."""
+        self.left_s = inf
+        """When that GOAWAY was sent; inf: it was not."""
+        self.farewell_s = inf
+        """When the last bytes were sent to it for its age; inf: they were not."""
         self.fault = ""
-        """Why it is closed from here: `malformed`, `held`; empty: for another reason."""
+        """Why it is closed from here, as connections.REASONS have it; empty: for another reason."""
         self._look: asyncio.TimerHandle | None = None
         """While bytes wait for the peer."""
         self.pinged = False
