@@ -26,7 +26,7 @@ _CANDIDATES = router_pb2.Explanation.CANDIDATES_FIELD_NUMBER
 _RECEIPT = router_pb2.Explanation.RECEIPT_FIELD_NUMBER
 _PREFILL_CANDIDATES = router_pb2.Explanation.PREFILL_CANDIDATES_FIELD_NUMBER
 _PREFILL_RECEIPT = router_pb2.Explanation.PREFILL_RECEIPT_FIELD_NUMBER
-_RESULTS = {
+RESULTS = {
     ProgressResult.APPLIED: router_pb2.PROGRESS_RESULT_APPLIED,
     ProgressResult.UNCHANGED: router_pb2.PROGRESS_RESULT_UNCHANGED,
     ProgressResult.UNKNOWN: router_pb2.PROGRESS_RESULT_UNKNOWN,
@@ -41,20 +41,6 @@ def with_queue_time(answer: bytes, waited_s: float, ahead: int) -> bytes:
     """
     place = router_pb2.RouteResponse(queue_ahead=ahead).SerializeToString()
     return answer + _QUEUE_MS + _DOUBLE.pack(waited_s * 1000) + place
-
-
-def waiting_result(
-    index: int, ahead: int, waited_s: float, expected_s: float | None
-) -> router_pb2.RouteResult:
-    """The place in the queue of a stream's item, as a RouteResult."""
-    about = router_pb2.QueueProgress(ahead=ahead, waited_ms=waited_s * 1000)
-    if expected_s is not None:
-        about.expected_ms = expected_s * 1000
-    return router_pb2.RouteResult(index=index, waiting=about)
-
-
-def progress_result(result: ProgressResult) -> router_pb2.ProgressResult.ValueType:
-    return _RESULTS[result]
 
 
 def answer_writer(core: RouterCore) -> AnswerWriter:

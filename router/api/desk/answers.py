@@ -1,7 +1,7 @@
 """Answers of the desk to a request: at once, or later."""
 
 from collections.abc import Callable, Generator
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from typing_extensions import override
 
@@ -20,16 +20,6 @@ Answer: TypeAlias = Callable[["Waiting", float, bool], Answered]
 """Decides a request that waits: see Job.decide. Raises Refusal."""
 Refuse: TypeAlias = Callable[["Waiting", Refusal], None]
 """Counts the refusal of a request that waited."""
-
-
-class Outlook(NamedTuple):
-    """The place of a waiting request in the queue, and its expected wait."""
-
-    ahead: int
-    """Requests of its pool that are to go before it."""
-    waited_s: float
-    expected_s: float | None
-    """Expected seconds of its wait from now on; None: no request of its pool went yet."""
 
 
 def _nothing() -> None:

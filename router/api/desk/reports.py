@@ -205,14 +205,14 @@ class Reports:
                 )
                 result = self._core.report(cancelled, now_s, caller.host)
             self._on_change()
-            return ProgressOutcome(result=answer_codec.progress_result(result))
+            return ProgressOutcome(result=answer_codec.RESULTS[result])
         most = caller.priority_max
         priority = step.priority if most is None else min(step.priority, most)
         result = self._admission.reprioritize(step.request_id, priority, now_s)
         if result is ProgressResult.UNKNOWN and reservation and reservation.ended is None:
             return ProgressOutcome(result=UNCHANGED, message=_KEEPS_PRIORITY)
         self._on_change()
-        return ProgressOutcome(result=answer_codec.progress_result(result))
+        return ProgressOutcome(result=answer_codec.RESULTS[result])
 
     def _of_running(self, message: router_pb2.Progress, caller: Reporter) -> ProgressOutcome:
         """A step with a priority of a request that has its worker."""
@@ -241,7 +241,7 @@ class Reports:
             self._on_prompt_tokens(progress.reservation_id, message.prompt_tokens)
         if reservation is not None and unknown_before and reservation.cached_tokens is not None:
             self._metrics.cache_reported(reservation.predicted_tokens, reservation.cached_tokens)
-        return _outcome(message, answer_codec.progress_result(result))
+        return _outcome(message, answer_codec.RESULTS[result])
 
 
 def _outcome(
