@@ -4,7 +4,7 @@ Laws:
 - a call is let in by its headers: without a key, or without the right, nothing of it is read;
 - a message is measured and its fields are counted before protobuf builds objects of it;
 - whatever a handler raises ends its own call, with INTERNAL, and no other: it is counted, and
-  logged once in LOG_S for each method.
+  logged once in seldom.LOG_S for each method.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Collection,
     Coroutine,
     Iterator,
     Mapping,
@@ -42,13 +43,12 @@ from router.net.http2.gate import RefusedError
 from router.net.http2.server import Http2Server
 from router.net.keys.door import Door
 from router.net.keys.issuers import UnknownKeyError
+from router.net.listener.seldom import Seldom
 from router.request.refusal import Reason, Refusal
 from router.request.wire.received import TooMuch, check_fields
 
 FIELDS_MAX = 8192
 """Fields of a message that has no bound of its own, at most."""
-LOG_S = 10.0
-"""Least seconds between two logged faults of one method."""
 REPORTS_SHARE = 8
 """Divisor of the bytes in flight: the part that Report's messages have beside them."""
 
@@ -109,8 +109,8 @@ class Guard:
         the rest."""
         self.metrics = metrics
         self._clock = clock
-        self._logged_s: dict[str, float] = {}
-        """Method -> when a fault of it was last logged."""
+        self._faults: dict[str, Seldom] = {}
+        """Method -> log lines about its faults."""
         self.methods: set[str] = set()
         """All that are served, as /package.Service/Method."""
         self._entrances: dict[str, Entrance] = {}
@@ -146,10 +146,8 @@ class Guard:
         """Counts a handler's exception, and logs it with its effect; returns the refusal that the
         caller gets."""
         self.metrics.calls_refused.labels(short(method), Reason.INTERNAL).inc()
-        now_s = self._clock()
-        if now_s - self._logged_s.get(method, -LOG_S) >= LOG_S:
-            self._logged_s[method] = now_s
-            log.error("%s failed; %s", method, effect, exc_info=error)
+        seldom = self._faults.setdefault(method, Seldom(log, logging.ERROR))
+        seldom.log(self._clock(), "%s failed; %s", method, effect, error=error)
         return Refusal(Reason.INTERNAL, "the router failed on this request; its log says how")
 
     @contextmanager
@@ -383,12 +381,17 @@ def time_left(context: Context) -> float:
     return inf if left_s is None else left_s
 
 
-def handlers_of(add: Callable[[Any, Any], None], servicer: object) -> dict[str, Handler]:
+def handlers_of(
+    add: Callable[[Any, Any], None], servicer: object, raw: Collection[str] = ()
+) -> dict[str, Handler]:
     """The handlers that generated code registers for a servicer, by method. add: the generated
-    function.
+    function. raw: methods that take their messages as bytes.
     """
     collected = _Collected()
     add(servicer, collected)
+    for name in raw:
+        handler: Any = collected.handlers[name]
+        collected.handlers[name] = handler._replace(request_deserializer=None)
     return collected.handlers
 
 

@@ -12,10 +12,9 @@ from router.net.keys.key_ring import names_of
 from router.net.keys.rights import RIGHTS
 from router.net.keys.usage import Usage
 from router.net.listener.addresses import UNIX_CLIENT
+from router.net.listener.seldom import Seldom
 from router.request.refusal import Reason, Refusal
 
-LOG_S = 10.0
-"""Least seconds between two log lines about refused calls of one method and reason."""
 _BEARER = "bearer "
 
 log = logging.getLogger("kvroute.keys")
@@ -31,8 +30,8 @@ class Entrance:
         self._door = door
         self._denied = metrics.calls_refused
         self._clock = clock
-        self._logged: dict[tuple[str, str], tuple[float, int]] = {}
-        """(method, reason) -> when it was last logged, and how many calls were not since."""
+        self._logs: dict[tuple[str, str], Seldom] = {}
+        """(method, reason) -> log lines about refused calls."""
 
     def guards(self, method: str) -> bool:
         """Whether a method needs a key. method: /package.Service/Method."""
@@ -69,15 +68,9 @@ class Entrance:
         usage: Usage | None = call.entered
         name = short(method)
         self._denied.labels(name, refusal.reason).inc()
-        key, now_s = (name, refusal.reason), self._clock()
-        logged_s, more = self._logged.get(key, (-LOG_S, 0))
-        if now_s - logged_s < LOG_S:
-            self._logged[key] = logged_s, more + 1
-            return
-        self._logged[key] = now_s, 0
         caller = call.host if usage is None else f"identity {usage.identity.name!r}"
-        others = f" ({more} more since the last such line)" if more else ""
-        log.warning("%s of %s refused: %s%s", name, caller, refusal.message, others)
+        seldom = self._logs.setdefault((name, refusal.reason), Seldom(log))
+        seldom.log(self._clock(), "%s of %s refused: %s", name, caller, refusal.message)
 
     def _known(self, call: Call) -> Usage:
         token = _token(call)

@@ -5,7 +5,6 @@ import random
 from contextlib import closing
 from functools import partial
 
-import grpc
 import grpc.aio
 
 from kvroute.v1 import router_pb2
@@ -18,14 +17,15 @@ from router.api.service.calls import Context, Guard, time_left
 from router.api.service.late_results import LateResults
 from router.api.service.stream_lives import StreamLives
 from router.api.service.texts import Texts
-from router.net.http2.calls import Handler
 from router.net.keys.door import CURRENT
 from router.observe.tracing.traceparent import HEADER, SpanContext
 from router.request.refusal import Reason, Refusal
 
 
 class RouterService:
-    """Handlers of the service kvroute.v1.Router."""
+    """Handlers of the service kvroute.v1.Router. They take and give bytes, which are measured
+    before protobuf reads them.
+    """
 
     def __init__(
         self,
@@ -96,18 +96,6 @@ def traceparent_field(context: Context) -> bytes:
             if read is not None and read.sampled:
                 return router_pb2.RouteRequest(traceparent=value).SerializeToString()
     return b""
-
-
-def byte_handlers(router: RouterService) -> dict[str, Handler]:
-    """Handlers of Router's methods, by method; they take and give bytes, which are measured before
-    protobuf reads them.
-    """
-    return {
-        "Route": grpc.unary_unary_rpc_method_handler(router.Route),
-        "RouteStream": grpc.stream_stream_rpc_method_handler(router.RouteStream),
-        "Report": grpc.unary_unary_rpc_method_handler(router.Report),
-        "Explain": grpc.unary_unary_rpc_method_handler(router.Explain),
-    }
 
 
 def jittered(age_s: float | None) -> float | None:
