@@ -23,10 +23,9 @@ from contextlib import AbstractContextManager, aclosing, contextmanager, nullcon
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
-import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
@@ -194,27 +193,26 @@ class Guard:
         return self._ending(call, method, self.limits.of(method).too_large(size))
 
     async def _enter_after(
-        self, entrance: Entrance, call: Call, method: str, error: UnknownKeyError
+        self, entrance: Entrance, call: Call, method: str, unknown: UnknownKeyError
     ) -> None:
         try:
-            await entrance.enter_after(call, method, error)
-        except Refusal as refusal:
-            raise self._ending(call, method, refusal) from None
-        except Exception as fault:
-            raise self._ending(call, method, self.fault(method, fault)) from None
+            await entrance.enter_after(call, method, unknown)
+        except Exception as error:
+            raise self._ending(call, method, error) from None
 
-    def _ending(self, call: Call, method: str, refusal: Refusal) -> RefusedError:
-        self._count(call, method, refusal)
+    def _ending(self, call: Call, method: str, error: BaseException) -> RefusedError:
+        """The error that ends a call which is refused, or whose handler raised an error."""
+        if isinstance(error, Unread):
+            self.metrics.calls_refused.labels(short(method), UNREAD).inc()
+        refusal = error if isinstance(error, Refusal) else self.fault(method, error)
+        if refusal.reason in _BY_SIZE:
+            self.metrics.calls_refused.labels(short(method), refusal.reason).inc()
+        elif refusal.reason in _BY_KEY and self._entrance is not None:
+            self._entrance.refused(method, refusal, call)
         status = rpc_status.to_status(statuses.write_status(refusal))
         return RefusedError(
             Status(status.code.value[0]), status.details, status.trailing_metadata or ()
         )
-
-    def _count(self, context: Context, method: str, refusal: Refusal) -> None:
-        if refusal.reason in _BY_SIZE:
-            self.metrics.calls_refused.labels(short(method), refusal.reason).inc()
-        elif refusal.reason in _BY_KEY and self._entrance is not None:
-            self._entrance.refused(method, refusal, context)
 
     def _guarded(self, method: str, handler: Handler) -> Handler:
         name = short(method)
@@ -262,7 +260,7 @@ class Guard:
             except (Exception, asyncio.CancelledError) as error:
                 if gone(error):
                     raise
-                await self._end(context, method, error)
+                raise self._ending(context, method, error) from None
 
         return answer
 
@@ -280,7 +278,7 @@ class Guard:
             except (Exception, asyncio.CancelledError) as error:
                 if gone(error):
                     raise
-                await self._end(context, method, error)
+                raise self._ending(context, method, error) from None
 
         return answers
 
@@ -292,15 +290,6 @@ class Guard:
         self._entrances[method] = entrance
         return entrance
 
-    async def _end(self, context: Context, method: str, error: BaseException) -> NoReturn:
-        """Ends a call by its handler's exception."""
-        if isinstance(error, Unread):
-            self.metrics.calls_refused.labels(short(method), UNREAD).inc()
-        refusal = error if isinstance(error, Refusal) else self.fault(method, error)
-        self._count(context, method, refusal)
-        status = rpc_status.to_status(statuses.write_status(refusal))
-        await context.abort(status.code, status.details, status.trailing_metadata)
-
 
 def gone(error: BaseException) -> bool:
     """Whether an error only means that the RPC is over."""
@@ -308,7 +297,7 @@ def gone(error: BaseException) -> bool:
         task = asyncio.current_task()
         # Of a task that nobody cancels it is a fault like any other.
         return task is not None and task.cancelling() > 0
-    return isinstance(error, grpc.aio.AbortError)
+    return isinstance(error, RefusedError)
 
 
 def _entered(entrance: Entrance | None, context: Context) -> AbstractContextManager[object]:

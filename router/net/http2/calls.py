@@ -56,7 +56,7 @@ class Call(Received):
 
     __slots__ = (
         "_calls", "_deadline_s", "_entering", "_head", "_late", "_runs", "_task", "_unsent",
-        "aborted", "at_once", "entered", "handler",
+        "at_once", "entered", "handler",
     )  # fmt: skip
 
     def __init__(
@@ -84,8 +84,6 @@ class Call(Received):
         self._unsent: Callable[[], None] | None = None
         self.at_once = False
         """Whether the first step of the handler is taken at once, outside a task."""
-        self.aborted: tuple[Any, str, Metadata] | None = None
-        """Code, details and trailing metadata."""
 
     # What handlers use of the call: the methods are grpc.aio.ServicerContext's, but for when_unsent
 
@@ -115,9 +113,8 @@ class Call(Received):
     async def abort(
         self, code: Any, details: str = "", trailing_metadata: Metadata = ()
     ) -> NoReturn:
-        """Ends the call with a status; raises grpc.aio.AbortError."""
-        self.aborted = code, details, trailing_metadata
-        raise grpc.aio.AbortError
+        """Ends the call with a status; raises RefusedError, as a handler may by itself."""
+        raise RefusedError(Status(code.value[0]), details, trailing_metadata)
 
     async def send_initial_metadata(self, metadata: Metadata) -> None:
         """Sends the headers of the answer with this metadata, if they were not sent before."""
@@ -163,7 +160,7 @@ class Call(Received):
         if entering.cancelled() or self._stream.finished:
             return
         if (error := entering.exception()) is not None:
-            self.refuse(error)
+            self.failed(error)
         elif self._came is not None:
             self.begin_stream()
         elif self._ended:
@@ -176,15 +173,8 @@ class Call(Received):
 
     def too_large(self, refused: RefusedError) -> None:
         """Ends the call, since a message has more bytes than its method may get."""
-        self.refuse(refused)
+        self.failed(refused)
         self.reset()
-
-    def refuse(self, error: BaseException) -> None:
-        """Ends a call that the gate refused."""
-        if isinstance(error, RefusedError):
-            self._finish(error.status, error.message, error.metadata)
-        else:
-            self._failed(error)
 
     def begin_stream(self) -> None:
         """Runs the handler of a streaming request."""
@@ -270,7 +260,7 @@ class Call(Received):
         except StopIteration as done:
             self._answer(done.value)
         except (Exception, asyncio.CancelledError) as error:
-            self._failed(error)
+            self.failed(error)
         else:
             self._spawn(lambda: self._rest(_resumed(answer, awaited)), context)
 
@@ -304,7 +294,7 @@ class Call(Received):
                 self._task.cancel()
             await work()
         except (Exception, asyncio.CancelledError) as error:
-            self._failed(error)
+            self.failed(error)
         else:
             self._finish(Status.OK)
         finally:
@@ -320,11 +310,10 @@ class Call(Received):
         self._finish(Status.DEADLINE_EXCEEDED, PASSED)
         self.reset()
 
-    def _failed(self, error: BaseException) -> None:
-        """A handler ended by an exception."""
-        if isinstance(error, grpc.aio.AbortError) and self.aborted is not None:
-            code, details, metadata = self.aborted
-            self._finish(Status(code.value[0]), details, metadata)
+    def failed(self, error: BaseException) -> None:
+        """Ends the call by an exception of its handler, or of the gate."""
+        if isinstance(error, RefusedError):
+            self._finish(error.status, error.message, error.metadata)
         elif isinstance(error, asyncio.CancelledError):
             self._finish(Status.CANCELLED, "the call was cancelled")
         else:
@@ -402,7 +391,7 @@ class Calls:
         try:
             entering = self._gate.enter(call, path)
         except RefusedError as refused:
-            call.refuse(refused)
+            call.failed(refused)
             return
         if entering is not None:
             call.enter_after(entering)
