@@ -21,7 +21,6 @@ from collections.abc import (
 )
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from functools import partial
-from math import inf
 from time import monotonic
 from typing import Any, TypeAlias
 
@@ -362,12 +361,6 @@ _BY_SIZE = (
     Reason.KEY_LIMIT,
 )
 _BY_KEY = (Reason.UNAUTHENTICATED, Reason.PERMISSION_DENIED)
-
-
-def time_left(context: Context) -> float:
-    """Seconds until an RPC's deadline; 0 when it has passed."""
-    left_s = context.time_remaining()
-    return inf if left_s is None else left_s
 
 
 def handlers_of(

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 
 from kvroute.v1 import prompts_pb2, router_pb2
 from router.api.desk import text_codec
-from router.api.service.calls import Context, time_left
+from router.api.service.calls import Context
 from router.api.service.texts import Texts
 from router.request.proving.proof import Target, Trust
 from router.request.refusal import Reason, Refusal
@@ -28,7 +28,7 @@ class PromptsService:
 
     async def Render(self, request: bytes, context: Context) -> bytes:
         text, source = read_render(request)
-        made = await self._texts.tokens(text, time_left(context), source)
+        made = await self._texts.tokens(text, context.left_s, source)
         items = [
             router_pb2.MultimodalItem(
                 id=item.id, first_token=item.first_token, token_count=item.token_count

@@ -13,7 +13,7 @@ from router.api.desk.methods import ROUTE_STREAM
 from router.api.desk.reports import Reports
 from router.api.desk.stream_items import RouteItems, read_batch
 from router.api.desk.tenant import caller_of, reporter_of
-from router.api.service.calls import Context, Guard, time_left
+from router.api.service.calls import Context, Guard
 from router.api.service.late_results import LateResults
 from router.api.service.stream_lives import StreamLives
 from router.api.service.texts import Texts
@@ -52,11 +52,9 @@ class RouterService:
         caller = caller_of(CURRENT.get())
         if self._desk.tracing is not None:
             request += traceparent_field(context)
-        answer, reservation, repeated = await self.texts.answered(
-            request, time_left(context), caller
-        )
+        answer, reservation, repeated = await self.texts.answered(request, context.left_s, caller)
         if not repeated:
-            if time_left(context) <= 0:
+            if context.left_s <= 0:
                 self._desk.unsent(reservation)
                 raise Refusal(
                     Reason.DEADLINE_EXCEEDED, "the call's deadline passed before its answer"

@@ -33,6 +33,7 @@ from collections.abc import (
 )
 from contextvars import copy_context
 from functools import cached_property
+from math import inf
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -85,12 +86,13 @@ class Call(Received):
         self.at_once = False
         """Whether the first step of the handler is taken at once, outside a task."""
 
-    # What handlers use of the call: the methods are grpc.aio.ServicerContext's, but for when_unsent
+    # What handlers use of the call; some of it is grpc.aio.ServicerContext's
 
-    def time_remaining(self) -> float | None:
-        """Seconds until the deadline; None: there is none."""
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline, 0 when it has passed; inf: there is none."""
         if self._deadline_s is None:
-            return None
+            return inf
         return max(0.0, self._deadline_s - self._calls.clock())
 
     def invocation_metadata(self) -> Metadata:
