@@ -43,7 +43,8 @@ class Later:
         """Calls on_done, and drops the reference to it: the two refer to each other, and the
         garbage collector frees cycles hours later only (router/app/cli/run.py).
         """
-        on_done, self.on_done = self.on_done, _nothing
+        on_done = self.on_done
+        self.forget_caller()
         on_done()
 
     def forget_caller(self) -> None:
@@ -114,19 +115,10 @@ class Waiting(Later):
         self.settle()
 
     @override
-    def settle(self) -> None:
-        """See Later."""
-        self._leave_place()
-        super().settle()
-
-    @override
     def forget_caller(self) -> None:
-        """See Later."""
-        self._leave_place()
+        """See Later. The place, of which the queue keeps a few for a while, refers to the request
+        no more, either."""
         super().forget_caller()
-
-    def _leave_place(self) -> None:
-        """The place, of which the queue keeps a few for a while, refers to the request no more."""
         if self.waiter is not None:
             self.waiter.payload = None
             self.waiter = None

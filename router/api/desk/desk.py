@@ -48,10 +48,8 @@ LONG_BYTES = 512 * 1024
 
 
 class Desk:
-    """Takes requests to the core, and counts what comes of them.
-
-    Over 300 lines: calls and streams share one life of a request, from its bytes to its end.
-    """
+    """Takes requests to the core, and counts what comes of them: calls and streams share one life
+    of a request, from its bytes to its end."""
 
     def __init__(
         self,

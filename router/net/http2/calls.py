@@ -220,27 +220,24 @@ class Call(Received):
         if content is None:
             if not self._stream.finished:
                 self._finish(Status.INTERNAL, "a unary request without a message")
-        elif self.handler.response_streaming:
-            if self._has_room():
-                unary_stream: Any = self.handler.unary_stream
-                self._spawn(lambda: unary_stream(content, self))
-        else:
+        elif self.at_once:
             unary: Any = self.handler.unary_unary
-            if self.at_once:
-                self._begin(unary(content, self))
-            else:
-                self._spawn(lambda: self._rest(unary(content, self)))
+            self._begin(unary(content, self))
+        elif not self.handler.response_streaming or self._has_room():
+            self._spawn(lambda: self._handled(content))
 
     async def _begin_packed(self) -> None:
         content = await self.take_packed()
-        if content is None:
-            return
+        if content is not None and (not self.handler.response_streaming or self._has_room()):
+            await self._handled(content)
+
+    def _handled(self, content: bytes) -> Awaitable[Any]:
+        """Runs the handler of a request of one message."""
         handler: Any = self.handler
         if handler.response_streaming:
-            if self._has_room():
-                await handler.unary_stream(content, self)
-        else:
-            await self._rest(handler.unary_unary(content, self))
+            answers: Awaitable[Any] = handler.unary_stream(content, self)
+            return answers
+        return self._rest(handler.unary_unary(content, self))
 
     def reset(self) -> None:
         """Called when the peer has left, or the connection is gone."""
