@@ -32,7 +32,6 @@ COMPILED = [
     "router/net/http2/frames.py",
     "router/net/http2/known_headers.py",
     "router/net/http2/machine.py",
-    "router/net/http2/messages.py",
     "router/net/http2/requests.py",
     "router/net/http2/sending.py",
     "router/net/http2/streams.py",

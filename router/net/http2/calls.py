@@ -370,7 +370,7 @@ class Calls:
         return UNIX_CLIENT if isinstance(name, (str, bytes)) else "?"  # it is gone already
 
     def opened(self, stream: Stream, head: Head) -> None:
-        """See messages.Service."""
+        """See streams.Service."""
         path = head.path
         handler = self._methods.get(path)
         if handler is None:
@@ -400,23 +400,23 @@ class Calls:
             call.begin_stream()
 
     def message(self, stream: Stream, content: bytes, *, packed: bool) -> None:
-        """See messages.Service."""
+        """See streams.Service."""
         if stream.call is not None:
             stream.call.message(content, packed=packed)
 
     def too_large(self, stream: Stream, size: int) -> None:
-        """See messages.Service."""
+        """See streams.Service."""
         call = stream.call
         if call is not None:
             call.too_large(self._gate.too_large(call, call.path, size))
 
     def half_closed(self, stream: Stream) -> None:
-        """See messages.Service."""
+        """See streams.Service."""
         if stream.call is not None:
             stream.call.half_closed()
 
     def reset(self, stream: Stream) -> None:
-        """See messages.Service."""
+        """See streams.Service."""
         call = stream.call
         if call is not None:
             self.over(stream)

@@ -64,10 +64,9 @@ from router.net.http2.frames import (
     unpadded,
 )
 from router.net.http2.known_headers import KnownHeaders
-from router.net.http2.messages import Service
 from router.net.http2.requests import Head, trailers_fault
 from router.net.http2.sending import CREDIT_MIN, Stream
-from router.net.http2.streams import Streams
+from router.net.http2.streams import Service, Streams
 from router.net.listener.held import STREAM_BYTES, Held, PortHeld
 
 _GIVEN_BACK = CONNECTION_WINDOW // 4
@@ -287,7 +286,7 @@ class Connection(Streams):
         self._work += MESSAGE_WORK
         if flags & END_STREAM:
             stream.ended = True
-        self._messages.take(stream, payload)
+        self._take(stream, payload)
         if stream.ended and number in self.streams:
             self._half_close(stream)
 

@@ -18,8 +18,8 @@ from functools import partial
 from math import inf
 from pathlib import Path
 
-from router.net.http2.messages import Service
 from router.net.http2.sockets import Bounds, Http2Protocol
+from router.net.http2.streams import Service
 from router.net.listener.connections import Connections, PortBounds
 from router.net.listener.held import PortHeld
 from router.net.listener.listener import Listener, Speaks

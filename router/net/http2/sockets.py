@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from router.net.http2.frames import HEADERS_MAX, MESSAGE_MAX, ConnectionFault
 from router.net.http2.machine import Connection
-from router.net.http2.messages import Service
+from router.net.http2.streams import Service
 from router.net.listener.addresses import unmapped
 from router.net.listener.held import Held, PortHeld
 from router.net.listener.seldom import Seldom
