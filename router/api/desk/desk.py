@@ -16,7 +16,6 @@ Laws:
 """
 
 from collections.abc import Callable, Generator
-from functools import partial
 from math import inf
 from typing import TypeAlias
 
@@ -26,7 +25,6 @@ from router.api.desk.answers import Answered, Later, Steps, Waiting
 from router.api.desk.counters import Metrics
 from router.api.desk.methods import ROUTE
 from router.api.desk.request_codec import RouteMessage
-from router.api.desk.stream_items import RouteItems
 from router.api.desk.tenant import UNVERIFIED, Caller
 from router.decide.core.admission import Admission
 from router.decide.core.core import RouterCore
@@ -83,18 +81,6 @@ class Desk:
         """Whether a turn is to come that `soon` was given."""
         self.tracing = tracing
         core.on_observer_fault = self._observer_failed
-
-    def items(
-        self,
-        caller: Caller = UNVERIFIED,
-        item: Callable[[bytes | None, float], Answered | Later | Steps] | None = None,
-        leave: Callable[[Later], None] | None = None,
-    ) -> RouteItems:
-        """Returns what decides the items of one stream of requests. item, leave: replace the desk's
-        own.
-        """
-        item = item or partial(self.item, caller=caller)
-        return RouteItems(item, self.cancel, leave or self.leave, self.outlook, self.unsent)
 
     def route(
         self, request: RouteMessage, left_s: float = inf, caller: Caller = UNVERIFIED

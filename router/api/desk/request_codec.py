@@ -139,7 +139,7 @@ def read_request(
     model = message.model or (session.model if session else "")
     if caller.usage is not None:
         for name in filter(None, (model, prompt.lora_name)) if model else (model,):
-            caller.usage.check_model(name)
+            caller.usage.identity.check_model(name)
     narrowing = None
     if message.entries or prompt.lora_name:  # of few requests
         narrowing = Narrowing(

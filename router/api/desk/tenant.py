@@ -3,7 +3,7 @@
     the caller has a verified identity with a tenant  ->  that tenant, whatever the request says
     else                                              ->  the request's field `tenant`
 
-A service gives each call's Caller to the desk (`Desk.route`, `Desk.steps`, `Desk.items`); services
+A service gives each call's Caller to the desk (`Desk.route`, `Desk.steps`, `Desk.item`); services
 that verify nobody give none. `codec.read_request` puts the tenant into the Request, where
 admission, quotas, shares and metrics find it.
 """

@@ -75,7 +75,8 @@ class Texts:
 
     def items(self, caller: Caller = UNVERIFIED) -> RouteItems:
         """The items of one stream of requests."""
-        return self._desk.items(caller, partial(self.item, caller=caller), self.leave)
+        desk, item = self._desk, partial(self.item, caller=caller)
+        return RouteItems(item, desk.cancel, self.leave, desk.outlook, desk.unsent)
 
     async def answered(
         self, request: RouteMessage, left_s: float, caller: Caller = UNVERIFIED
@@ -86,16 +87,16 @@ class Texts:
         answered = self.item(request, left_s, caller)
         return answered if isinstance(answered, tuple) else await self._awaited(answered)
 
-    def route(
-        self, request: RouteMessage, left_s: float, caller: Caller = UNVERIFIED
-    ) -> TextWaiting:
-        """Begins to make the tokens of a request's text prompt; raises Refusal, which is
-        counted.
+    def item(
+        self, request: RouteMessage | None, left_s: float = inf, caller: Caller = UNVERIFIED
+    ) -> Answered | Later | Steps:
+        """Answers a call or an item of a stream as the desk's `item` does; a text has to wait for
+        its tokens. Raises Refusal, which is counted.
         """
+        if request is None or not text_form(request):
+            return self._desk.item(request, left_s, caller)
         try:
-            text = text_codec.read_text(request)
-            if caller.usage is not None:
-                caller.usage.check_model(text.model)
+            text = text_codec.read_text(request, caller)
         except Refusal as refusal:
             raise self._desk.refused(refusal, request) from refusal
         waiting = TextWaiting()
@@ -105,16 +106,6 @@ class Texts:
         self._open.add(task)
         task.add_done_callback(self._open.discard)
         return waiting
-
-    def item(
-        self, request: RouteMessage | None, left_s: float = inf, caller: Caller = UNVERIFIED
-    ) -> Answered | Later | Steps:
-        """Answers a stream's item as the desk's `item` does; the tokens of a text are made
-        first.
-        """
-        if request is None or not text_form(request):
-            return self._desk.item(request, left_s, caller)
-        return self.route(request, left_s, caller)
 
     def leave(self, later: Later) -> None:
         """Ends what is under way for a caller that left before its answer."""
@@ -129,9 +120,7 @@ class Texts:
         """Answers an ExplainRequest with bytes of an Explanation; raises Refusal."""
         if not text_form(request):
             return b"".join(await turned(self._desk.explain(request, caller)))
-        text = text_codec.read_text(request)
-        if caller.usage is not None:
-            caller.usage.check_model(text.model)
+        text = text_codec.read_text(request, caller)
         made = await self.tokens(text, inf)
         text_codec.put_tokens(text, made)
         parts = await turned(self._desk.explain(text, caller))

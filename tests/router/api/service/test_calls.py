@@ -608,7 +608,7 @@ class TestSteps:
     async def test_cancels_without_answers_give_others_a_turn(self) -> None:
         async with served() as stage:
             stage.fleet.add("w0")
-            items = stage.desk.items()
+            items = stage.texts.items()
             items._clock = items._cpu_clock = iter(range(1000)).__next__
             batch = router_pb2.RouteBatch(
                 items=[router_pb2.RouteItem(index=i, cancel=True) for i in range(20)]
