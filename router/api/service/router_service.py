@@ -14,8 +14,7 @@ from router.api.desk.reports import Reports
 from router.api.desk.stream_items import RouteItems, read_batch
 from router.api.desk.tenant import caller_of, reporter_of
 from router.api.service.calls import Context, Guard
-from router.api.service.late_results import LateResults
-from router.api.service.stream_lives import StreamLives
+from router.api.service.route_streams import LateResults, StreamLives
 from router.api.service.texts import Texts
 from router.net.keys.door import CURRENT
 from router.observe.tracing.traceparent import HEADER, SpanContext

@@ -7,13 +7,11 @@ import sys
 from array import array
 from collections.abc import Iterable
 
-from kvroute.client.messages.wire import head, uint
+from kvroute.client.messages.wire import head
 from kvroute.v1 import BlockHashes
 
 _U64 = "Q"
 _HASHES = BlockHashes.HASHES_FIELD_NUMBER
-_BLOCK_SIZE = BlockHashes.BLOCK_SIZE_FIELD_NUMBER
-_PROMPT_TOKENS = BlockHashes.PROMPT_TOKENS_FIELD_NUMBER
 _LITTLE = sys.byteorder == "little"
 
 
@@ -27,7 +25,7 @@ def block_hashes_of(
     longer. Raises TypeError for anything but a row of integers; ValueError for a hash that takes
     more than 64 bits or is negative, and for bytes that don't hold whole hashes.
     """
-    rest = uint(_BLOCK_SIZE, block_size) + uint(_PROMPT_TOKENS, prompt_tokens)
+    rest = BlockHashes(block_size=block_size, prompt_tokens=prompt_tokens).SerializeToString()
     raw = bytes(hashes) if isinstance(hashes, (bytes, bytearray)) else _from_buffer(hashes)
     if raw is None:
         try:
