@@ -12,7 +12,7 @@ from xxhash import xxh3_64_digest
 from events.plane.settings import EngineSettings, UnusableEngine, read_engine
 from indexer.hashing import MultimodalItem, multimodal_hash
 from kvroute.v1 import fleet_pb2, router_pb2
-from router.api.desk.tenant import UNVERIFIED, Caller, tenant_of
+from router.api.desk.tenant import UNVERIFIED, Caller
 from router.decide.core.core import RouterCore
 from router.decide.core.progress import Progress, ProgressState, WaitStep
 from router.fleet.reservations.reservations import FINISH_REASONS, Ending
@@ -156,7 +156,7 @@ def read_request(
         role=role,
         expected_output_tokens=message.expected_output_tokens,
         policy=message.policy,
-        tenant=tenant_of(message.tenant, caller),
+        tenant=caller.tenant or message.tenant,
         session_id=message.session_id,
         narrowing=narrowing,
         charged_tokens=message.charged_tokens,

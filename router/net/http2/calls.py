@@ -1,7 +1,6 @@
 """Calls of gRPC handlers on one connection of the small HTTP/2.
 
-A handler takes bytes or an iterator of them, and a context: the call, with the methods of
-grpc.aio.ServicerContext that handlers of this project use.
+A handler takes bytes or an iterator of them, and a context: the call.
 
     HEADERS -> Gate -> Call -> a message, and the end of the request -> handler: its first step at
                                                      once; waits -> a task, ended by the deadline,

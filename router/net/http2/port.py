@@ -11,7 +11,7 @@ Laws:
 import asyncio
 import random
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -107,23 +107,16 @@ class Http2Port:
         """
         self.go_away(last=False)
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(FAREWELL_S):
-                    while any(map(_reads_on, self.open)):  # noqa: ASYNC110
-                        await asyncio.sleep(0.01)  # nothing says so
+            await _while_any(_reads_on, self.open, FAREWELL_S)
         finally:
             self.go_away(last=True)
 
     async def until_read(self) -> None:
         """Returns once the peers have read all bytes, or FAREWELL_S after the kernel has them."""
-        while any(connection.unsent_bytes for connection in self.open):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)  # nothing says so
+        await _while_any(lambda connection: connection.unsent_bytes > 0, self.open)
         for connection in list(self.open):
             _send_last(connection)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL_S):
-                while any(map(_has_unread, self.open)):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)  # nothing says so
+        await _while_any(_has_unread, self.open, FAREWELL_S)
 
     def close(self) -> None:
         """Closes the connections after the bytes that were written."""
@@ -193,6 +186,18 @@ class Http2Port:
     def _go_away(self, connection: Http2Protocol, *, last: bool) -> None:
         connection.http2.go_away(last=last)
         connection.flush()
+
+
+async def _while_any(
+    holds: Callable[[Http2Protocol], bool],
+    connections: Collection[Http2Protocol],
+    most_s: float | None = None,
+) -> None:
+    """Returns once this holds for none of the connections, or after most_s."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(most_s):
+            while any(map(holds, connections)):  # noqa: ASYNC110  # nothing says so
+                await asyncio.sleep(0.01)
 
 
 def _reads_on(connection: Http2Protocol) -> bool:

@@ -106,9 +106,9 @@ class KvRouteClient(RequestCalls[RouteBytes], FleetCalls, QueueCalls, PromptCall
             rng=rng or random.Random(),
         )
         counts: Counter[str] = Counter()
-        self._takeover = takeover = Takeover(
-            _fallback(fallback, counts, options.rng), silent_s=silent_s, clock=clock
-        )
+        policy = FallbackPolicy() if fallback is True else fallback
+        picks = Fallback(policy, counts, options.rng) if policy else None
+        self._takeover = takeover = Takeover(picks, silent_s=silent_s, clock=clock)
         transport = Transport(targets_of(targets), options, counts, takeover.replaces_silent)
         FleetCalls.__init__(self, transport)
         self._picker = Picker(transport, takeover)
@@ -213,11 +213,3 @@ class KvRouteClient(RequestCalls[RouteBytes], FleetCalls, QueueCalls, PromptCall
             left_s = deadline_s - transport.clock()
         seen_last = f"not ready after {timeout_s:g} s; the last answer: {seen}"
         raise DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, seen_last)
-
-
-def _fallback(
-    fallback: FallbackPolicy | bool, counts: Counter[str], rng: random.Random
-) -> Fallback | None:
-    if not fallback:
-        return None
-    return Fallback(FallbackPolicy() if fallback is True else fallback, counts, rng)
