@@ -42,8 +42,7 @@ An upper folder may import a lower one; `requests` knows no connection.
       options.py        the keywords of route(), and their RouteRequest
       pick.py           Pick, the answer of route()
       bodies.py         HTTP bodies as prompts
-      tokens.py         token ids in any common form, as little-endian u32
-      hashes.py         block hashes in any common form, as packed fixed64
+      tokens.py         token ids and block hashes in any common form, as bytes
       usage.py          counts of tokens, from an engine's answer
       wire.py           protobuf's wire format around bytes
     errors.py     errors of the calls
