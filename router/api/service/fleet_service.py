@@ -8,8 +8,7 @@ from events.plane.facts import Control
 from events.plane.settings import EngineSettings
 from kvroute.v1 import fleet_pb2
 from router.api.desk import request_codec
-from router.api.desk.past_decisions import past_decisions
-from router.api.desk.queue_list import listed
+from router.api.desk.request_lists import listed, past_decisions
 from router.api.service.calls import Context
 from router.api.service.decision_feed import DecisionFeed
 from router.api.service.router_service import jittered
