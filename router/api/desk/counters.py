@@ -91,8 +91,7 @@ class Metrics:
         build.labels(kvroute_version()).set(1)
         self.tally = PickTally()
         self.counts = Counts(self.tally)
-        registry.register(TallyCollector(self.tally, self.requests))
-        registry.register(_Plain(self))
+        registry.register(_Counted(self))
         for outcome in OUTCOMES:
             if outcome not in {"picked", "refused"}:
                 self.requests.labels(outcome, "")
@@ -129,38 +128,28 @@ class Metrics:
         }
 
 
-class _Plain(Collector):
-    """Numbers that are series of shared families."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    @override
-    def collect(self) -> Iterator[Metric]:
-        metrics = self._metrics
-        yield failed("answer", metrics.answers_unsent)
-        yield held("messages", metrics.bytes_in_flight())
-        yield held_at_most("messages", metrics.bytes_in_flight_max)
-        yield held_at_most("index", metrics.index_bytes_max)
-        yield known("watch_calls", metrics.watches())
-
-
 def kvroute_version() -> str:
     """The installed version of kvroute."""
     return version("kvroute")
 
 
-class TallyCollector(Collector):
-    """Reads what picks counted, and says how many there were among all requests."""
+class _Counted(Collector):
+    """Reads numbers that no metric object has: those of picks, which are a part of all requests,
+    and series of shared families."""
 
-    def __init__(self, tally: PickTally, requests: Counter) -> None:
-        self._tally = tally
-        self._requests = requests
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._tally = metrics.tally
 
     @override
     def collect(self) -> Iterator[Metric]:
-        tally = self._tally
-        for family in self._requests.collect():
+        metrics, tally = self._metrics, self._tally
+        yield failed("answer", metrics.answers_unsent)
+        yield held("messages", metrics.bytes_in_flight())
+        yield held_at_most("messages", metrics.bytes_in_flight_max)
+        yield held_at_most("index", metrics.index_bytes_max)
+        yield known("watch_calls", metrics.watches())
+        for family in metrics.requests.collect():
             picks = float(tally.picks[0])
             family.add_sample(f"{family.name}_total", {"outcome": "picked", "reason": ""}, picks)
             yield family
