@@ -110,7 +110,7 @@ class KvRouteClient(RequestCalls[RouteBytes], FleetCalls, QueueCalls, PromptCall
         picks = Fallback(policy, counts, options.rng) if policy else None
         self._takeover = takeover = Takeover(picks, silent_s=silent_s, clock=clock)
         transport = Transport(targets_of(targets), options, counts, takeover.replaces_silent)
-        FleetCalls.__init__(self, transport)
+        self._transport = transport
         self._picker = Picker(transport, takeover)
         self._reporter = Reporter(transport, takeover)
         reports = Reports(
@@ -122,8 +122,7 @@ class KvRouteClient(RequestCalls[RouteBytes], FleetCalls, QueueCalls, PromptCall
             ended=takeover.ended,
             silent=transport.is_silent,
         )
-        RequestCalls.__init__(
-            self,
+        super().__init__(
             route_bytes,
             self._picker.pick,
             reports,

@@ -83,8 +83,7 @@ class WorkerKeywords(TypedDict, total=False):
 class FleetCalls:
     """The part of KvRouteClient that calls the Fleet service."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    _transport: Transport
 
     async def list_workers(
         self, model: str | None = None, *, away: bool = False, timeout_s: float | None = None

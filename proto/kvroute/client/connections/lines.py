@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from kvroute.client.connections.channel import Address, Target, addresses_of
 from kvroute.client.connections.line import ConnectionOptions, Line
-from kvroute.client.errors import ClientClosed, RouterUnreachable, unreachable
+from kvroute.client.errors import ClientClosed, unreachable
 
 LINES_MAX = 16
 """Routers used at once; of more addresses, a random sample."""
@@ -235,7 +235,9 @@ class Lines:
                 failure = error
         if failure is not None and (self._lines or not resolved):
             # A name that has no address for a moment is no reason to leave its routers.
-            raise _unresolved(self._targets, failure) from failure
+            names = ", ".join(target.text for target in self._targets)
+            why = getattr(failure, "strerror", None) or failure
+            raise unreachable(f"{names} can't be resolved: {why}") from failure
         await self._change(list(resolved.values()))
 
     async def _change(self, addresses: list[Address]) -> None:
@@ -261,13 +263,6 @@ class Lines:
     def _open(self, address: Address) -> Line:
         self._counts["lines"] += 1
         return Line(address, self._credentials, self._options, self._counts, self._on_silent)
-
-
-def _unresolved(targets: Sequence[Target], failure: OSError | UnicodeError) -> RouterUnreachable:
-    names = ", ".join(target.text for target in targets)
-    return unreachable(
-        f"{names} can't be resolved: {getattr(failure, 'strerror', None) or failure}"
-    )
 
 
 def _name(reservation_id: str) -> str:
