@@ -260,9 +260,7 @@ def _pieces(content: bytes, most: int) -> Pieces:
             f"the call reports too many steps; at most {most} are taken, so send several calls",
         ) from error
     except ValueError as error:
-        raise Refusal(
-            Reason.INVALID_FIELD, f"the message is no valid ReportRequest: {error}"
-        ) from error
+        raise request_codec.no_valid("ReportRequest", error) from error
 
 
 def _by_size(mine: Sequence[Elsewhere]) -> list[list[Elsewhere]]:

@@ -102,9 +102,12 @@ def receive(content: RouteMessage, prompt_tokens_max: int) -> ReceivedRequest:
             f"the request has more than {most} {error.what} beside its prompt",
         ) from error
     except ValueError as error:
-        raise Refusal(
-            Reason.INVALID_FIELD, f"the message is no valid RouteRequest: {error}"
-        ) from error
+        raise no_valid("RouteRequest", error) from error
+
+
+def no_valid(message: str, error: Exception) -> Refusal:
+    """The refusal of bytes that are no valid message of this name."""
+    return Refusal(Reason.INVALID_FIELD, f"the message is no valid {message}: {error}")
 
 
 def read_request(
@@ -347,9 +350,7 @@ def _read_items(items: Iterable[bytes]) -> list[MultimodalItem]:
         try:
             item = router_pb2.MultimodalItem.FromString(content)
         except DecodeError as error:
-            raise Refusal(
-                Reason.INVALID_FIELD, f"the message is no valid RouteRequest: {error}"
-            ) from error
+            raise no_valid("RouteRequest", error) from error
         which = item.WhichOneof("content")
         if which is None:
             raise Refusal(

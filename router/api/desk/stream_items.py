@@ -23,6 +23,7 @@ from typing import Self
 from kvroute.v1 import router_pb2
 from router.api.desk import statuses
 from router.api.desk.answers import Answered, Later, Steps
+from router.api.desk.request_codec import no_valid
 from router.fleet.reservations.reservations import Reservation
 from router.request.refusal import Reason, Refusal
 from router.request.wire.batches import ITEMS_MAX, Batch, Results
@@ -318,6 +319,4 @@ def read_batch(content: bytes) -> Batch:
             Reason.INVALID_FIELD, f"the batch has too many items; at most {ITEMS_MAX} are taken"
         ) from error
     except ValueError as error:
-        raise Refusal(
-            Reason.INVALID_FIELD, f"the message is no valid RouteBatch: {error}"
-        ) from error
+        raise no_valid("RouteBatch", error) from error
