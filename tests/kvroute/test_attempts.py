@@ -17,7 +17,7 @@ from kvroute.client import (
     UnknownModel,
 )
 from kvroute.client.requests.attempts import REFUSED_MAX
-from kvroute.client.requests.failures import connection_refused
+from kvroute.client.requests.failures import judgement
 from kvroute.v1 import FailureReason, PrefillWorker, Progress, ProgressState
 from tests.kvroute.scripted_router import GUARD_S, Clock, Server, pick_of, status
 
@@ -418,17 +418,17 @@ def _chained(outer: BaseException, inner: BaseException) -> BaseException:
     ],
 )
 def test_a_refused_connection_is_known_by_its_causes(error: BaseException, refused: bool) -> None:
-    assert connection_refused(error) is refused
+    assert judgement(error).refused is refused
 
 
 def test_a_name_without_address_is_no_worker_s_refusal() -> None:
-    assert not connection_refused(_chained(ClientConnectorError(), socket.gaierror()))
+    assert not judgement(_chained(ClientConnectorError(), socket.gaierror())).refused
 
 
 def test_causes_in_a_circle_end() -> None:
     one, two = RuntimeError(), RuntimeError()
     one.__cause__, two.__cause__ = two, one
-    assert not connection_refused(one)
+    assert not judgement(one).refused
 
 
 async def test_a_pair_whose_prefill_is_done_may_still_be_tried_elsewhere(server: Server) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from kvroute.client import KvRouteClient
-from kvroute.client.messages.hashes import block_hashes_of
+from kvroute.client.messages.tokens import block_hashes_of
 from kvroute.v1 import BlockHashes
 from router.config.settings.routing_settings import GuardSettings
 from tests.stage.served import served

@@ -18,7 +18,7 @@ from kvroute.client import (
     RouterUnreachable,
     UnusableAnswer,
 )
-from kvroute.client.requests.failures import failure_reason
+from kvroute.client.requests.failures import judgement
 from kvroute.v1 import FailureReason, Progress, ProgressResult, ProgressState
 from tests.kvroute.scripted_router import GUARD_S, Clock, Server, pick_of, status
 from tests.stage.garbage import freed_at_once
@@ -173,7 +173,7 @@ REASONS: list[tuple[BaseException, FailureReason.ValueType]] = [
 def test_an_exception_tells_whose_fault_it_was(
     error: BaseException, reason: FailureReason.ValueType
 ) -> None:
-    assert failure_reason(error) == reason
+    assert judgement(error).reported == reason
 
 
 @pytest.mark.parametrize(

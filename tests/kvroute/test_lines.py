@@ -15,14 +15,8 @@ import pytest
 from kvroute.client import ClientClosed, KvRouteClient, RetryPolicy, RouterUnreachable
 from kvroute.client.connections import lines as lines_module
 from kvroute.client.connections.channel import Address, Target, addresses_of
-from kvroute.client.connections.lines import (
-    LINES_MAX,
-    OWNERS_MAX,
-    RESOLVE_S,
-    RETIRED_MAX,
-    Line,
-    Lines,
-)
+from kvroute.client.connections.line import ConnectionOptions, Line
+from kvroute.client.connections.lines import LINES_MAX, OWNERS_MAX, RESOLVE_S, RETIRED_MAX, Lines
 from kvroute.v1 import Progress, ProgressResult, Receipt, add_RouterServicer_to_server
 from tests.kvroute.scripted_router import GUARD_S, Clock, Router, Server, pick_of, status, until
 
@@ -467,15 +461,9 @@ async def test_a_certificate_is_checked_against_the_name_and_not_the_address(
 
 
 def make_lines(targets: list[str]) -> Lines:
-    return Lines(
-        [Target(f"{text}:1", text, "1") for text in targets],
-        credentials=None,
-        options=(),
-        make_batching=lambda *_: (None, None),
-        counts=Counter(),
-        clock=Clock(),
-        rng=random.Random(1),
-    )
+    options = ConnectionOptions(batching=False, clock=Clock(), rng=random.Random(1))
+    named = [Target(f"{text}:1", text, "1") for text in targets]
+    return Lines(named, options, Counter(), lambda _: None)
 
 
 async def test_of_many_addresses_a_few_are_used_and_kept(dns: Names) -> None:

@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from kvroute.client import DeadlineExceeded, KvRouteClient, Pick
-from kvroute.client.connections.lines import SILENT_S, Line
-from kvroute.client.connections.silence import Quiet, from_router
+from kvroute.client.connections.line import Line
+from kvroute.client.connections.silence import SILENT_S, Quiet, from_router
 from kvroute.client.errors import ClientClosed, InvalidRequest, unreachable
 from kvroute.v1 import Receipt
 from router.fleet.reservations.reservations import Ending

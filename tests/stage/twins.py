@@ -44,7 +44,7 @@ class Side:
         self.metrics = Metrics(CollectorRegistry())
         guard = Guard.of(1 << 20, self.metrics)
         self.desk = desk_of(self.fleet, self.metrics, guard.fault)
-        self.items: RouteItems = self.desk.items()
+        self.items = RouteItems(self.desk.item, self.desk.cancel, self.desk.leave)
         self.by_kernel = 0
         """Pools of workers that a kernel has scored."""
 

@@ -18,7 +18,6 @@ An upper folder may import a lower one; `requests` knows no connection.
       fleet_calls.py    the Fleet service
       queue_calls.py    steps of requests that wait, to every router
       prompt_calls.py   the Prompts service
-      readiness.py      the wait for a router that is ready
     requests/     one request, as a caller has it
       requests.py       the client's calls about requests
       life.py           RoutedRequest: from its reservation to its last report
@@ -28,6 +27,7 @@ An upper folder may import a lower one; `requests` knows no connection.
     connections/  how a call reaches a router
       transport.py      attempts of a call: the line, retries, the deadline
       lines.py          the connections to routers, and the choice of a line for each call
+      line.py           the connection to one router, and its batching
       silence.py        detects routers that take calls and send nothing
       route_stream.py   route calls of many tasks, as batches on one open stream to a router
       route_stream_items.py   the items of that stream
@@ -42,8 +42,7 @@ An upper folder may import a lower one; `requests` knows no connection.
       options.py        the keywords of route(), and their RouteRequest
       pick.py           Pick, the answer of route()
       bodies.py         HTTP bodies as prompts
-      tokens.py         token ids in any common form, as little-endian u32
-      hashes.py         block hashes in any common form, as packed fixed64
+      tokens.py         token ids and block hashes in any common form, as bytes
       usage.py          counts of tokens, from an engine's answer
       wire.py           protobuf's wire format around bytes
     errors.py     errors of the calls

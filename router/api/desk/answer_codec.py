@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from events.feed.fleet_view import Source
 from events.plane.facts import Heartbeat
 from indexer.identity import WorkerKey
+from kvroute.client.messages.wire import head
 from kvroute.v1 import router_pb2
 from router.api.desk.answer_writer import AnswerWriter
 from router.api.desk.statuses import write_status
@@ -25,7 +26,7 @@ _CANDIDATES = router_pb2.Explanation.CANDIDATES_FIELD_NUMBER
 _RECEIPT = router_pb2.Explanation.RECEIPT_FIELD_NUMBER
 _PREFILL_CANDIDATES = router_pb2.Explanation.PREFILL_CANDIDATES_FIELD_NUMBER
 _PREFILL_RECEIPT = router_pb2.Explanation.PREFILL_RECEIPT_FIELD_NUMBER
-_RESULTS = {
+RESULTS = {
     ProgressResult.APPLIED: router_pb2.PROGRESS_RESULT_APPLIED,
     ProgressResult.UNCHANGED: router_pb2.PROGRESS_RESULT_UNCHANGED,
     ProgressResult.UNKNOWN: router_pb2.PROGRESS_RESULT_UNKNOWN,
@@ -40,20 +41,6 @@ def with_queue_time(answer: bytes, waited_s: float, ahead: int) -> bytes:
     """
     place = router_pb2.RouteResponse(queue_ahead=ahead).SerializeToString()
     return answer + _QUEUE_MS + _DOUBLE.pack(waited_s * 1000) + place
-
-
-def waiting_result(
-    index: int, ahead: int, waited_s: float, expected_s: float | None
-) -> router_pb2.RouteResult:
-    """The place in the queue of a stream's item, as a RouteResult."""
-    about = router_pb2.QueueProgress(ahead=ahead, waited_ms=waited_s * 1000)
-    if expected_s is not None:
-        about.expected_ms = expected_s * 1000
-    return router_pb2.RouteResult(index=index, waiting=about)
-
-
-def progress_result(result: ProgressResult) -> router_pb2.ProgressResult.ValueType:
-    return _RESULTS[result]
 
 
 def answer_writer(core: RouterCore) -> AnswerWriter:
@@ -163,11 +150,5 @@ class PrefillWorkers:
 
 
 def framed(number: int, message: bytes) -> bytes:
-    """A message's bytes as a field of another message; the field's number is below 16."""
-    size = len(message)
-    head = bytearray((number << 3 | 2,))
-    while size > 0x7F:
-        head.append(size & 0x7F | 0x80)
-        size >>= 7
-    head.append(size)
-    return bytes(head) + message
+    """A message's bytes as a field of another message."""
+    return head(number, len(message)) + message

@@ -1,7 +1,7 @@
 """Answers of the desk to a request: at once, or later."""
 
 from collections.abc import Callable, Generator
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from typing_extensions import override
 
@@ -20,16 +20,6 @@ Answer: TypeAlias = Callable[["Waiting", float, bool], Answered]
 """Decides a request that waits: see Job.decide. Raises Refusal."""
 Refuse: TypeAlias = Callable[["Waiting", Refusal], None]
 """Counts the refusal of a request that waited."""
-
-
-class Outlook(NamedTuple):
-    """The place of a waiting request in the queue, and its expected wait."""
-
-    ahead: int
-    """Requests of its pool that are to go before it."""
-    waited_s: float
-    expected_s: float | None
-    """Expected seconds of its wait from now on; None: no request of its pool went yet."""
 
 
 def _nothing() -> None:
@@ -53,7 +43,8 @@ class Later:
         """Calls on_done, and drops the reference to it: the two refer to each other, and the
         garbage collector frees cycles hours later only (router/app/cli/run.py).
         """
-        on_done, self.on_done = self.on_done, _nothing
+        on_done = self.on_done
+        self.forget_caller()
         on_done()
 
     def forget_caller(self) -> None:
@@ -124,19 +115,10 @@ class Waiting(Later):
         self.settle()
 
     @override
-    def settle(self) -> None:
-        """See Later."""
-        self._leave_place()
-        super().settle()
-
-    @override
     def forget_caller(self) -> None:
-        """See Later."""
-        self._leave_place()
+        """See Later. The place, of which the queue keeps a few for a while, refers to the request
+        no more, either."""
         super().forget_caller()
-
-    def _leave_place(self) -> None:
-        """The place, of which the queue keeps a few for a while, refers to the request no more."""
         if self.waiter is not None:
             self.waiter.payload = None
             self.waiter = None

@@ -45,7 +45,7 @@ class Metrics:
     """All metrics that a router exports."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """Declares each metric once, with its name and help; so it has over 60 lines."""
+        """Declares each metric once, with its name and help."""
         self.registry = registry
         self.requests = Counter(
             "kvroute_requests",

@@ -16,17 +16,15 @@ Laws:
 """
 
 from collections.abc import Callable, Generator
-from functools import partial
 from math import inf
 from typing import TypeAlias
 
 from kvroute.v1 import router_pb2
 from router.api.desk import answer_codec, request_codec
-from router.api.desk.answers import Answered, Later, Outlook, Steps, Waiting
+from router.api.desk.answers import Answered, Later, Steps, Waiting
 from router.api.desk.counters import Metrics
 from router.api.desk.methods import ROUTE
 from router.api.desk.request_codec import RouteMessage
-from router.api.desk.stream_items import RouteItems
 from router.api.desk.tenant import UNVERIFIED, Caller
 from router.decide.core.admission import Admission
 from router.decide.core.core import RouterCore
@@ -48,10 +46,8 @@ LONG_BYTES = 512 * 1024
 
 
 class Desk:
-    """Takes requests to the core, and counts what comes of them.
-
-    Over 300 lines: calls and streams share one life of a request, from its bytes to its end.
-    """
+    """Takes requests to the core, and counts what comes of them: calls and streams share one life
+    of a request, from its bytes to its end."""
 
     def __init__(
         self,
@@ -86,18 +82,6 @@ class Desk:
         self.tracing = tracing
         core.on_observer_fault = self._observer_failed
 
-    def items(
-        self,
-        caller: Caller = UNVERIFIED,
-        item: Callable[[bytes | None, float], Answered | Later | Steps] | None = None,
-        leave: Callable[[Later], None] | None = None,
-    ) -> RouteItems:
-        """Returns what decides the items of one stream of requests. item, leave: replace the desk's
-        own.
-        """
-        item = item or partial(self.item, caller=caller)
-        return RouteItems(item, self.cancel, leave or self.leave, self.outlook, self.unsent)
-
     def route(
         self, request: RouteMessage, left_s: float = inf, caller: Caller = UNVERIFIED
     ) -> Answered | Waiting:
@@ -117,19 +101,19 @@ class Desk:
             read = received, request_codec.read_request(received, self._core, now_s, caller)
             return self._decided(request, read, now_s, left_s, due, caller)
         except Refusal as refusal:
-            self._refused(refusal, request, now_s, due)
+            self.refused(refusal, request, now_s, due)
             raise
         except Exception as error:  # a fault of ours, which ends one request and no other
-            raise self._refused(self._fault(ROUTE, error), request, now_s, due) from error
+            raise self.refused(self._fault(ROUTE, error), request, now_s, due) from error
 
     def item(
-        self, request: bytes | None, left_s: float = inf, caller: Caller = UNVERIFIED
+        self, request: RouteMessage | None, left_s: float = inf, caller: Caller = UNVERIFIED
     ) -> Answered | Waiting | Steps:
-        """Answers an item of a stream as `route` does; one of more than LONG_BYTES in steps. None:
-        the item holds no request.
+        """Answers a call or an item of a stream as `route` does; one of more than LONG_BYTES in
+        steps. None: the item holds no request.
         """
         if request is None:
-            raise self._refused(_no_request(), b"", self._clock(), None)
+            raise self.refused(Refusal(Reason.INVALID_FIELD, "the item holds no request"), b"")
         if len(request) <= LONG_BYTES:
             return self.route(request, left_s, caller)
         return self.steps(request, left_s, caller)
@@ -151,10 +135,10 @@ class Desk:
             read_s = self._clock()
             return self._decided(request, read, read_s, left_s - (read_s - now_s), due, caller)
         except Refusal as refusal:
-            self._refused(refusal, request, now_s, due)
+            self.refused(refusal, request, now_s, due)
             raise
         except Exception as error:  # a fault of ours, which ends one request and no other
-            raise self._refused(self._fault(ROUTE, error), request, now_s, due) from error
+            raise self.refused(self._fault(ROUTE, error), request, now_s, due) from error
 
     def changed(self) -> None:
         """Called when reserved load, so the room of workers, or the queue may have changed."""
@@ -181,7 +165,7 @@ class Desk:
                 later.trace.refused(self._clock(), Reason.CANCELLED)
             self.admission.queue.cancel(waiter, self._clock())
 
-    def outlook(self, waiting: Later) -> Outlook | None:
+    def outlook(self, waiting: Later) -> router_pb2.QueueProgress | None:
         """Place of a waiting request in the queue, and its expected wait; None: it waits no
         longer.
         """
@@ -191,7 +175,11 @@ class Desk:
         if waiting.outcome is not None or waiter is None or not waiter.waits:
             return None
         ahead, expected_s = self.admission.queue.outlook(waiter, now_s)
-        return Outlook(ahead, now_s - waiter.arrived_s, expected_s)
+        return router_pb2.QueueProgress(
+            ahead=ahead,
+            waited_ms=1000 * (now_s - waiter.arrived_s),
+            expected_ms=None if expected_s is None else 1000 * expected_s,
+        )
 
     def close(self) -> None:
         """Refuses all waiting requests, since the router stops."""
@@ -230,10 +218,6 @@ class Desk:
             self._metrics.answers_unsent += 1
             self.cancel(reservation)
 
-    def refused(self, refusal: Refusal, request: RouteMessage) -> Refusal:
-        """Counts a request that a port refused; returns the refusal."""
-        return self._refused(refusal, request, self._clock(), None)
-
     def failed(self, error: Exception, request: RouteMessage) -> Refusal:
         """Counts an error of the router itself in a port; returns the refusal for the caller."""
         return self.refused(self._fault(ROUTE, error), request)
@@ -258,21 +242,23 @@ class Desk:
             yield
         return received, parsed
 
-    def _refused(
-        self, refusal: Refusal, request: RouteMessage, now_s: float, due: Due | None
+    def refused(
+        self,
+        refusal: Refusal,
+        request: RouteMessage,
+        now_s: float | None = None,
+        due: Due | None = None,
     ) -> Refusal:
-        """Counts a request that got no worker. Returns what it was given.
+        """Counts a request that got no worker, here or at a port. Returns what it was given.
 
         Callers have a clause of their own for refusals: `raise refusal from refusal`, and a frame
         that keeps one, are cycles, which hold the request until a full look for cycles.
         """
         self._metrics.requests.labels("refused", refusal.reason).inc()
         if due is not None:
-            due.refused(
-                request_codec.read_refused(
-                    request, refusal, now_s, self._core.routing.prompt_tokens_max
-                )
-            )
+            at_s = self._clock() if now_s is None else now_s
+            most = self._core.routing.prompt_tokens_max
+            due.refused(request_codec.read_refused(request, refusal, at_s, most))
         return refusal
 
     def _observer_failed(self, observer: PickObserver, error: Exception) -> None:
@@ -368,7 +354,7 @@ class Desk:
         now_s = self._clock()
         if waiting.due is not None and waiting.waiter is not None:
             waiting.due.waited_s = now_s - waiting.waiter.arrived_s
-        self._refused(refusal, waiting.request, now_s, waiting.due)
+        self.refused(refusal, waiting.request, now_s, waiting.due)
 
     def _traced(self, read: Read, now_s: float) -> RouteTrace | None:
         """The spans of a request; None: it is not sampled."""
@@ -418,10 +404,6 @@ class Desk:
         if caller.usage is not None:
             caller.usage.reserved(reservation)
         return reservation.answer, reservation, False
-
-
-def _no_request() -> Refusal:
-    return Refusal(Reason.INVALID_FIELD, "the item holds no request")
 
 
 def _too_late() -> Refusal:

@@ -17,6 +17,10 @@ from typing import TypeAlias
 from google.protobuf.message import DecodeError
 
 from kvroute.v1 import router_pb2
+from kvroute.v1.router_pb2 import PROGRESS_RESULT_INVALID as INVALID
+from kvroute.v1.router_pb2 import PROGRESS_RESULT_UNCHANGED as UNCHANGED
+from kvroute.v1.router_pb2 import PROGRESS_RESULT_UNKNOWN as UNKNOWN
+from kvroute.v1.router_pb2 import ProgressOutcome
 from router.api.desk import answer_codec, request_codec
 from router.api.desk.counters import Metrics
 from router.api.desk.stream_items import SLICE_S
@@ -44,8 +48,8 @@ _STEP = 1
 
 _KEEPS_PRIORITY = "the request has its worker, where another priority changes nothing"
 
-Elsewhere: TypeAlias = tuple[list[bytes], int, bytes]
-"""A step that another replica answers: the outcomes of its slice, its place there, its bytes."""
+Elsewhere: TypeAlias = tuple[int, bytes]
+"""A step that another replica answers: its place among the outcomes, its bytes."""
 
 
 class Reports:
@@ -78,40 +82,30 @@ class Reports:
         """Answers a ReportRequest, both as bytes; raises Refusal."""
         replicas = self._replicas()
         pieces = _pieces(content, PROGRESS_MAX)
-        written: list[bytes] = []
-        waiting: list[tuple[int, list[bytes]]] = []
-        """Slices with steps that another replica answers: places in `written`, and outcomes."""
+        outcomes: list[bytes] = []
         elsewhere: dict[str, list[Elsewhere]] = {}
         began_s = thread_time()
         while steps := pieces.take(SLICE_STEPS):
-            outcomes: list[bytes] = []
-            asks = False
             for piece in steps:
                 outcome = self._step(piece, caller)
                 if (
                     replicas is not None
-                    and outcome.result == router_pb2.PROGRESS_RESULT_UNKNOWN
+                    and outcome.result == UNKNOWN
                     and (owner := replicas.owner(outcome.reservation_id))
                 ):
-                    asks = True
-                    elsewhere.setdefault(owner, []).append((outcomes, len(outcomes), piece))
+                    elsewhere.setdefault(owner, []).append((len(outcomes), piece))
                 outcomes.append(answer_codec.framed(_STEP, outcome.SerializeToString()))
                 if thread_time() - began_s >= SLICE_S:
                     await asyncio.sleep(0)
                     began_s = thread_time()
-            if asks:
-                waiting.append((len(written), outcomes))
-            written.append(b"" if asks else b"".join(outcomes))
             if len(pieces):
                 await asyncio.sleep(0)  # other calls have a turn
                 began_s = thread_time()
         if replicas is not None and elsewhere:
             owners = islice(elsewhere.items(), OWNERS_MAX)  # nobody's clients know as many
-            calls = (self._ask(replicas, owner, mine, caller) for owner, mine in owners)
+            calls = (self._ask(replicas, owner, mine, caller, outcomes) for owner, mine in owners)
             await asyncio.gather(*calls)
-        for place, outcomes in waiting:
-            written[place] = b"".join(outcomes)
-        return b"".join(written)
+        return b"".join(outcomes)
 
     def of_replica(self, payload: bytes) -> bytes:
         """Applies steps of our reservations that another replica passes on; returns the answer's
@@ -130,16 +124,14 @@ class Reports:
         outcomes = [self.step(step, caller) for step in request.progress]
         return router_pb2.ReportResponse(outcomes=outcomes).SerializeToString()
 
-    def step(self, message: router_pb2.Progress, caller: Reporter) -> router_pb2.ProgressOutcome:
+    def step(self, message: router_pb2.Progress, caller: Reporter) -> ProgressOutcome:
         """Applies one reported step here or at another replica, and returns its outcome. A request
         of another identity counts as unknown.
         """
         if not self._may(message, caller):
             self._metrics.calls_refused.labels("Router/Report", Reason.PERMISSION_DENIED).inc()
-            return router_pb2.ProgressOutcome(
-                reservation_id=message.reservation_id[: request_codec.TEXT_MAX],
-                result=router_pb2.PROGRESS_RESULT_UNKNOWN,
-            )
+            reservation_id = message.reservation_id[: request_codec.TEXT_MAX]
+            return ProgressOutcome(reservation_id=reservation_id, result=UNKNOWN)
         if message.request_id:
             return self._of_waiting(message, caller)
         if message.HasField("priority"):
@@ -166,51 +158,41 @@ class Reports:
         owner: str,
         mine: Sequence[Elsewhere],
         caller: Reporter,
+        outcomes: list[bytes],
     ) -> None:
-        """Hands steps to the replica that owns them; without an answer they stay unknown."""
+        """Hands steps to the replica that owns them, and puts their outcomes into their places;
+        without an answer they stay unknown."""
         named = None if caller.for_all else caller.owner
         about = router_pb2.ReportRequest(caller=caller.host, owner=named).SerializeToString()
         answers = True
         for steps in _by_size(mine):
             answer = None
             if answers:
-                payload = (
-                    b"".join(answer_codec.framed(_STEP, piece) for _, _, piece in steps) + about
-                )
+                payload = b"".join(answer_codec.framed(_STEP, piece) for _, piece in steps) + about
                 answer = await replicas.forward(owner, payload)
                 answers = answer is not None
             replies = _outcomes(answer, len(steps))
-            for i, ((outcomes, place, piece), outcome) in enumerate(
-                zip(steps, replies, strict=True)
-            ):
+            for i, ((place, piece), outcome) in enumerate(zip(steps, replies, strict=True)):
                 if i % SLICE_STEPS == 0:
                     await asyncio.sleep(0)  # other calls have a turn
                 if outcome is None:
-                    outcome = router_pb2.ProgressOutcome(
-                        reservation_id=router_pb2.Progress.FromString(piece).reservation_id,
-                        result=router_pb2.PROGRESS_RESULT_UNKNOWN,
-                        message=f"its replica, {owner}, does not answer",
-                    )
+                    step = router_pb2.Progress.FromString(piece)
+                    why = f"its replica, {owner}, does not answer"
+                    outcome = _outcome(step, UNKNOWN, why)
                 outcomes[place] = answer_codec.framed(_STEP, outcome.SerializeToString())
 
-    def _step(self, piece: bytes, caller: Reporter) -> router_pb2.ProgressOutcome:
+    def _step(self, piece: bytes, caller: Reporter) -> ProgressOutcome:
         try:
             step = router_pb2.Progress.FromString(piece)
         except DecodeError as error:
-            return router_pb2.ProgressOutcome(
-                result=router_pb2.PROGRESS_RESULT_INVALID, message=f"no Progress: {error}"
-            )
+            return ProgressOutcome(result=INVALID, message=f"no Progress: {error}")
         return self.step(step, caller)
 
-    def _of_waiting(
-        self, message: router_pb2.Progress, caller: Reporter
-    ) -> router_pb2.ProgressOutcome:
+    def _of_waiting(self, message: router_pb2.Progress, caller: Reporter) -> ProgressOutcome:
         """A step that names its request by the id: of a request that waits, or waited."""
         step = request_codec.read_wait_step(message)
         if isinstance(step, str):
-            return router_pb2.ProgressOutcome(
-                result=router_pb2.PROGRESS_RESULT_INVALID, message=step
-            )
+            return ProgressOutcome(result=INVALID, message=step)
         now_s = self._clock()
         reservation = self._core.reservations.of_request(step.request_id)
         if step.priority is None:
@@ -223,39 +205,30 @@ class Reports:
                 )
                 result = self._core.report(cancelled, now_s, caller.host)
             self._on_change()
-            return router_pb2.ProgressOutcome(result=answer_codec.progress_result(result))
+            return ProgressOutcome(result=answer_codec.RESULTS[result])
         most = caller.priority_max
         priority = step.priority if most is None else min(step.priority, most)
         result = self._admission.reprioritize(step.request_id, priority, now_s)
         if result is ProgressResult.UNKNOWN and reservation and reservation.ended is None:
-            return _unchanged("")
+            return ProgressOutcome(result=UNCHANGED, message=_KEEPS_PRIORITY)
         self._on_change()
-        return router_pb2.ProgressOutcome(result=answer_codec.progress_result(result))
+        return ProgressOutcome(result=answer_codec.RESULTS[result])
 
-    def _of_running(
-        self, message: router_pb2.Progress, caller: Reporter
-    ) -> router_pb2.ProgressOutcome:
+    def _of_running(self, message: router_pb2.Progress, caller: Reporter) -> ProgressOutcome:
         """A step with a priority of a request that has its worker."""
         if message.state or len(message.reservation_id) > request_codec.TEXT_MAX:
             outcome = self._of_reservation(message, caller)
             outcome.message = outcome.message or _KEEPS_PRIORITY
             return outcome
         if self._core.reservations.get(message.reservation_id) is not None:
-            return _unchanged(message.reservation_id)
-        return router_pb2.ProgressOutcome(
-            reservation_id=message.reservation_id, result=router_pb2.PROGRESS_RESULT_UNKNOWN
-        )
+            return _outcome(message, UNCHANGED, _KEEPS_PRIORITY)
+        return _outcome(message, UNKNOWN)
 
-    def _of_reservation(
-        self, message: router_pb2.Progress, caller: Reporter
-    ) -> router_pb2.ProgressOutcome:
+    def _of_reservation(self, message: router_pb2.Progress, caller: Reporter) -> ProgressOutcome:
         progress = request_codec.read_progress(message)
         if isinstance(progress, str):
-            return router_pb2.ProgressOutcome(
-                reservation_id=message.reservation_id[: request_codec.TEXT_MAX],
-                result=router_pb2.PROGRESS_RESULT_INVALID,
-                message=progress,
-            )
+            reservation_id = message.reservation_id[: request_codec.TEXT_MAX]
+            return ProgressOutcome(reservation_id=reservation_id, result=INVALID, message=progress)
         reservation = self._core.reservations.get(progress.reservation_id)
         unknown_before = reservation is None or reservation.cached_tokens is None
         if reservation is not None and message.HasField("prompt_tokens"):
@@ -268,17 +241,14 @@ class Reports:
             self._on_prompt_tokens(progress.reservation_id, message.prompt_tokens)
         if reservation is not None and unknown_before and reservation.cached_tokens is not None:
             self._metrics.cache_reported(reservation.predicted_tokens, reservation.cached_tokens)
-        return router_pb2.ProgressOutcome(
-            reservation_id=message.reservation_id, result=answer_codec.progress_result(result)
-        )
+        return _outcome(message, answer_codec.RESULTS[result])
 
 
-def _unchanged(reservation_id: str) -> router_pb2.ProgressOutcome:
-    return router_pb2.ProgressOutcome(
-        reservation_id=reservation_id,
-        result=router_pb2.PROGRESS_RESULT_UNCHANGED,
-        message=_KEEPS_PRIORITY,
-    )
+def _outcome(
+    step: router_pb2.Progress, result: router_pb2.ProgressResult.ValueType, why: str = ""
+) -> ProgressOutcome:
+    """The outcome of a step that names its reservation."""
+    return ProgressOutcome(reservation_id=step.reservation_id, result=result, message=why)
 
 
 def _pieces(content: bytes, most: int) -> Pieces:
@@ -290,9 +260,7 @@ def _pieces(content: bytes, most: int) -> Pieces:
             f"the call reports too many steps; at most {most} are taken, so send several calls",
         ) from error
     except ValueError as error:
-        raise Refusal(
-            Reason.INVALID_FIELD, f"the message is no valid ReportRequest: {error}"
-        ) from error
+        raise request_codec.no_valid("ReportRequest", error) from error
 
 
 def _by_size(mine: Sequence[Elsewhere]) -> list[list[Elsewhere]]:
@@ -300,15 +268,15 @@ def _by_size(mine: Sequence[Elsewhere]) -> list[list[Elsewhere]]:
     messages: list[list[Elsewhere]] = []
     size = 0
     for step in mine:
-        size += len(step[2])
+        size += len(step[1])
         if not messages or len(messages[-1]) >= REPLICA_PROGRESS_MAX or size > REPLICA_BYTES_MAX:
             messages.append([])
-            size = len(step[2])
+            size = len(step[1])
         messages[-1].append(step)
     return messages
 
 
-def _outcomes(answer: bytes | None, count: int) -> Sequence[router_pb2.ProgressOutcome | None]:
+def _outcomes(answer: bytes | None, count: int) -> Sequence[ProgressOutcome | None]:
     """What another replica said of some steps; None of each when it said nothing of use."""
     response = router_pb2.ReportResponse()
     if answer:

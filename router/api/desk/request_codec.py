@@ -12,7 +12,7 @@ from xxhash import xxh3_64_digest
 from events.plane.settings import EngineSettings, UnusableEngine, read_engine
 from indexer.hashing import MultimodalItem, multimodal_hash
 from kvroute.v1 import fleet_pb2, router_pb2
-from router.api.desk.tenant import UNVERIFIED, Caller, tenant_of
+from router.api.desk.tenant import UNVERIFIED, Caller
 from router.decide.core.core import RouterCore
 from router.decide.core.progress import Progress, ProgressState, WaitStep
 from router.fleet.reservations.reservations import FINISH_REASONS, Ending
@@ -101,9 +101,12 @@ def receive(content: RouteMessage, prompt_tokens_max: int) -> ReceivedRequest:
             f"the request has more than {most} {error.what} beside its prompt",
         ) from error
     except ValueError as error:
-        raise Refusal(
-            Reason.INVALID_FIELD, f"the message is no valid RouteRequest: {error}"
-        ) from error
+        raise no_valid("RouteRequest", error) from error
+
+
+def no_valid(message: str, error: Exception) -> Refusal:
+    """The refusal of bytes that are no valid message of this name."""
+    return Refusal(Reason.INVALID_FIELD, f"the message is no valid {message}: {error}")
 
 
 def read_request(
@@ -138,7 +141,7 @@ def read_request(
     model = message.model or (session.model if session else "")
     if caller.usage is not None:
         for name in filter(None, (model, prompt.lora_name)) if model else (model,):
-            caller.usage.check_model(name)
+            caller.usage.identity.check_model(name)
     narrowing = None
     if message.entries or prompt.lora_name:  # of few requests
         narrowing = Narrowing(
@@ -155,7 +158,7 @@ def read_request(
         role=role,
         expected_output_tokens=message.expected_output_tokens,
         policy=message.policy,
-        tenant=tenant_of(message.tenant, caller),
+        tenant=caller.tenant or message.tenant,
         session_id=message.session_id,
         narrowing=narrowing,
         charged_tokens=message.charged_tokens,
@@ -346,9 +349,7 @@ def _read_items(items: Iterable[bytes]) -> list[MultimodalItem]:
         try:
             item = router_pb2.MultimodalItem.FromString(content)
         except DecodeError as error:
-            raise Refusal(
-                Reason.INVALID_FIELD, f"the message is no valid RouteRequest: {error}"
-            ) from error
+            raise no_valid("RouteRequest", error) from error
         which = item.WhichOneof("content")
         if which is None:
             raise Refusal(

@@ -1,8 +1,6 @@
 """A refusal as a Status message of gRPC."""
 
 import grpc
-from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
@@ -18,18 +16,15 @@ STATUS = {reason: grpc.StatusCode[reason.grpc_status] for reason in Reason}
 
 def write_status(refusal: Refusal) -> Status:
     """A refusal as a Status with details: ErrorInfo always, RetryInfo where a retry may succeed."""
-    details: list[AnyMessage] = []
-    info = AnyMessage()
-    info.Pack(ErrorInfo(reason=refusal.reason, domain=DOMAIN, metadata=refusal.metadata))
-    details.append(info)
-    if refusal.retry_after_s is not None:
-        retry = AnyMessage()
-        delay = Duration()
-        delay.FromMilliseconds(round(refusal.retry_after_s * 1000))
-        retry.Pack(RetryInfo(retry_delay=delay))
-        details.append(retry)
     code, _ = STATUS[refusal.reason].value
-    return Status(code=code, message=_shortened(refusal.message), details=details)
+    status = Status(code=code, message=_shortened(refusal.message))
+    info = ErrorInfo(reason=refusal.reason, domain=DOMAIN, metadata=refusal.metadata)
+    status.details.add().Pack(info)
+    if refusal.retry_after_s is not None:
+        retry = RetryInfo()
+        retry.retry_delay.FromMilliseconds(round(refusal.retry_after_s * 1000))
+        status.details.add().Pack(retry)
+    return status
 
 
 def _shortened(message: str) -> str:

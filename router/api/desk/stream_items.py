@@ -21,8 +21,9 @@ from time import perf_counter, thread_time
 from typing import Self
 
 from kvroute.v1 import router_pb2
-from router.api.desk import answer_codec, statuses
-from router.api.desk.answers import Answered, Later, Outlook, Steps
+from router.api.desk import statuses
+from router.api.desk.answers import Answered, Later, Steps
+from router.api.desk.request_codec import no_valid
 from router.fleet.reservations.reservations import Reservation
 from router.request.refusal import Reason, Refusal
 from router.request.wire.batches import ITEMS_MAX, Batch, Results
@@ -49,7 +50,7 @@ class RouteItems:
         route: Callable[[bytes | None, float], Answered | Later | Steps],
         cancel: Callable[[Reservation], None],
         leave: Callable[[Later], None] = lambda _: None,
-        outlook: Callable[[Later], Outlook | None] = lambda _: None,
+        outlook: Callable[[Later], router_pb2.QueueProgress | None] = lambda _: None,
         unsent: Callable[[Reservation], None] = lambda _: None,
         clock: Callable[[], float] = perf_counter,
         cpu_clock: Callable[[], float] = thread_time,
@@ -108,7 +109,7 @@ class RouteItems:
             outlook = self._outlook(waiting) if waiting is not None else None
             if outlook is not None:
                 self._told[index] = None  # behind the others
-                message.results.append(answer_codec.waiting_result(index, *outlook))
+                message.results.add(index=index, waiting=outlook)
         return message.SerializeToString()
 
     def close(self) -> None:
@@ -313,6 +314,4 @@ def read_batch(content: bytes) -> Batch:
             Reason.INVALID_FIELD, f"the batch has too many items; at most {ITEMS_MAX} are taken"
         ) from error
     except ValueError as error:
-        raise Refusal(
-            Reason.INVALID_FIELD, f"the message is no valid RouteBatch: {error}"
-        ) from error
+        raise no_valid("RouteBatch", error) from error

@@ -3,8 +3,8 @@
     the caller has a verified identity with a tenant  ->  that tenant, whatever the request says
     else                                              ->  the request's field `tenant`
 
-A service gives each call's Caller to the desk (`Desk.route`, `Desk.steps`, `Desk.items`); services
-that verify nobody give none. `codec.read_request` puts the tenant into the Request, where
+A service gives each call's Caller to the desk (`Desk.route`, `Desk.steps`, `Desk.item`); services
+that verify nobody give none. `request_codec.read_request` puts the tenant into the Request, where
 admission, quotas, shares and metrics find it.
 """
 
@@ -47,11 +47,6 @@ def caller_of(usage: Usage | None) -> Caller:
         return UNVERIFIED
     identity = usage.identity
     return Caller(identity.tenant, usage if identity.is_bounded else None, identity.name)
-
-
-def tenant_of(field: str, caller: Caller) -> str:
-    """The tenant of a request. field: what the request says; empty: no tenant."""
-    return caller.tenant or field
 
 
 class Reporter(NamedTuple):

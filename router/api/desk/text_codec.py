@@ -4,6 +4,7 @@ answer says of these."""
 from kvroute.v1 import router_pb2
 from router.api.desk import request_codec
 from router.api.desk.request_codec import TEXT_MAX, RouteMessage
+from router.api.desk.tenant import UNVERIFIED, Caller
 from router.request.bodies import WITH_TOKENS
 from router.request.refusal import Reason, Refusal
 from router.request.tokens import BYTES_A_TOKEN, MadeBy, PromptTokens
@@ -24,7 +25,7 @@ _MADE_BY = {
 }
 
 
-def read_text(content: RouteMessage) -> ReceivedRequest:
+def read_text(content: RouteMessage, caller: Caller = UNVERIFIED) -> ReceivedRequest:
     """A RouteRequest whose prompt is a text or a body; raises Refusal."""
     request = request_codec.receive(content, 0)
     if len(request.model) > TEXT_MAX:
@@ -38,6 +39,8 @@ def read_text(content: RouteMessage) -> ReceivedRequest:
             f" {TEXT_BYTES_MAX}",
             metadata={"limit_bytes": str(TEXT_BYTES_MAX)},
         )
+    if caller.usage is not None:
+        caller.usage.identity.check_model(request.model)
     return request
 
 

@@ -7,6 +7,12 @@ from kvroute.v1 import fleet_pb2
 from router.decide.core.core import RouterCore
 from router.fleet.observed import Observed, ObservedWorker
 
+_OF_HEARTBEAT = (
+    "address", "engine", "engine_version", "model", "max_model_len", "block_size",
+    "engine_block_size", "role", "kv_connector", "bootstrap_host", "bootstrap_port", "preemptions",
+)  # fmt: skip
+"""Fields of a status that a heartbeat has, too."""
+
 
 def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.WorkerStatus:
     """One worker for ListWorkers."""
@@ -86,19 +92,10 @@ def _write_heartbeat(
     status: fleet_pb2.WorkerStatus, source: Source, heartbeat: Heartbeat, core: RouterCore
 ) -> None:
     """Writes a worker's place, model and engine, and the capacity that follows from them."""
-    status.address = heartbeat.address
-    status.engine = heartbeat.engine
-    status.engine_version = heartbeat.engine_version
-    status.model = heartbeat.model
+    for name in _OF_HEARTBEAT:
+        setattr(status, name, getattr(heartbeat, name))
     status.model_aliases.extend(heartbeat.model_aliases)
     status.lora_names.extend(heartbeat.lora_names)
-    status.max_model_len = heartbeat.max_model_len
-    status.block_size = heartbeat.block_size
-    status.engine_block_size = heartbeat.engine_block_size
-    status.role = heartbeat.role
-    status.kv_connector = heartbeat.kv_connector
-    status.bootstrap_host = heartbeat.bootstrap_host
-    status.bootstrap_port = heartbeat.bootstrap_port
     status.labels.update(heartbeat.labels)
     status.prefill_rate = core.fleet.rates.rate(source.key, heartbeat.model)
     status.prefills_measured = core.fleet.rates.samples(source.key)
@@ -109,7 +106,6 @@ def _write_heartbeat(
     if (slots := core.fleet.capacities.slots(source.key, heartbeat)) is not None:
         status.slots_estimated = slots
     status.block_share = core.fleet.capacities.block_share(source.key, heartbeat)
-    status.preemptions = heartbeat.preemptions
     status.numbers.update(heartbeat.known_numbers())
     if heartbeat.token_budget is not None:
         status.token_budget = heartbeat.token_budget

@@ -4,7 +4,7 @@ Laws:
 - a call is let in by its headers: without a key, or without the right, nothing of it is read;
 - a message is measured and its fields are counted before protobuf builds objects of it;
 - whatever a handler raises ends its own call, with INTERNAL, and no other: it is counted, and
-  logged once in LOG_S for each method.
+  logged once in seldom.LOG_S for each method.
 """
 
 import asyncio
@@ -14,17 +14,17 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Collection,
     Coroutine,
     Iterator,
     Mapping,
 )
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
-from math import inf
+from functools import partial
 from time import monotonic
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
-import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
@@ -34,20 +34,19 @@ from router.api.desk.methods import REPORT
 from router.api.desk.request_codec import RouteMessage
 from router.api.service.entrance import Entrance, short
 from router.api.service.grpc_bounds import GRPC_BOUNDS, GrpcBounds
-from router.api.service.inbound import InFlight, Limit, Limits
+from router.api.service.inbound import InFlight, Limits
 from router.net.http2.calls import Call, Handler
 from router.net.http2.frames import Status
 from router.net.http2.gate import RefusedError
 from router.net.http2.server import Http2Server
 from router.net.keys.door import Door
 from router.net.keys.issuers import UnknownKeyError
+from router.net.listener.seldom import Seldom
 from router.request.refusal import Reason, Refusal
 from router.request.wire.received import TooMuch, check_fields
 
 FIELDS_MAX = 8192
 """Fields of a message that has no bound of its own, at most."""
-LOG_S = 10.0
-"""Least seconds between two logged faults of one method."""
 REPORTS_SHARE = 8
 """Divisor of the bytes in flight: the part that Report's messages have beside them."""
 
@@ -108,8 +107,8 @@ class Guard:
         the rest."""
         self.metrics = metrics
         self._clock = clock
-        self._logged_s: dict[str, float] = {}
-        """Method -> when a fault of it was last logged."""
+        self._faults: dict[str, Seldom] = {}
+        """Method -> log lines about its faults."""
         self.methods: set[str] = set()
         """All that are served, as /package.Service/Method."""
         self._entrances: dict[str, Entrance] = {}
@@ -145,10 +144,8 @@ class Guard:
         """Counts a handler's exception, and logs it with its effect; returns the refusal that the
         caller gets."""
         self.metrics.calls_refused.labels(short(method), Reason.INTERNAL).inc()
-        now_s = self._clock()
-        if now_s - self._logged_s.get(method, -LOG_S) >= LOG_S:
-            self._logged_s[method] = now_s
-            log.error("%s failed; %s", method, effect, exc_info=error)
+        seldom = self._faults.setdefault(method, Seldom(log, logging.ERROR))
+        seldom.log(self._clock(), "%s failed; %s", method, effect, error=error)
         return Refusal(Reason.INTERNAL, "the router failed on this request; its log says how")
 
     @contextmanager
@@ -164,11 +161,6 @@ class Guard:
             if refusal.reason in _BY_SIZE:
                 self.metrics.calls_refused.labels(short(method), refusal.reason).inc()
             raise
-
-    async def refuse(self, context: Context, method: str, refusal: Refusal) -> NoReturn:
-        """Ends an RPC with a refusal."""
-        self._count(context, method, refusal)
-        await abort(context, refusal)
 
     # See router.net.http2.gate.Gate
 
@@ -200,43 +192,55 @@ class Guard:
         return self._ending(call, method, self.limits.of(method).too_large(size))
 
     async def _enter_after(
-        self, entrance: Entrance, call: Call, method: str, error: UnknownKeyError
+        self, entrance: Entrance, call: Call, method: str, unknown: UnknownKeyError
     ) -> None:
         try:
-            await entrance.enter_after(call, method, error)
-        except Refusal as refusal:
-            raise self._ending(call, method, refusal) from None
-        except Exception as fault:
-            raise self._ending(call, method, self.fault(method, fault)) from None
+            await entrance.enter_after(call, method, unknown)
+        except Exception as error:
+            raise self._ending(call, method, error) from None
 
-    def _ending(self, call: Call, method: str, refusal: Refusal) -> RefusedError:
-        self._count(call, method, refusal)
+    def _ending(self, call: Call, method: str, error: BaseException) -> RefusedError:
+        """The error that ends a call which is refused, or whose handler raised an error."""
+        if isinstance(error, Unread):
+            self.metrics.calls_refused.labels(short(method), UNREAD).inc()
+        refusal = error if isinstance(error, Refusal) else self.fault(method, error)
+        if refusal.reason in _BY_SIZE:
+            self.metrics.calls_refused.labels(short(method), refusal.reason).inc()
+        elif refusal.reason in _BY_KEY and self._entrance is not None:
+            self._entrance.refused(method, refusal, call)
         status = rpc_status.to_status(statuses.write_status(refusal))
         return RefusedError(
             Status(status.code.value[0]), status.details, status.trailing_metadata or ()
         )
 
-    def _count(self, context: Context, method: str, refusal: Refusal) -> None:
-        if refusal.reason in _BY_SIZE:
-            self.metrics.calls_refused.labels(short(method), refusal.reason).inc()
-        elif refusal.reason in _BY_KEY and self._entrance is not None:
-            self._entrance.refused(method, refusal, context)
-
     def _guarded(self, method: str, handler: Handler) -> Handler:
         name = short(method)
         for reason in (*_BY_SIZE, Reason.INTERNAL):
             self.metrics.calls_refused.labels(name, reason)
-        if handler.response_streaming:
-            self.metrics.calls_refused.labels(name, UNREAD)
-        if handler.request_streaming:
-            if not handler.response_streaming:
+        if not handler.response_streaming:
+            if handler.request_streaming:
                 raise NotImplementedError(
                     f"{method} takes a stream of requests and gives a single answer: not supported"
                 )
-            return grpc.stream_stream_rpc_method_handler(self._streams(method, handler))
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(self._answers(method, handler))
-        return grpc.unary_unary_rpc_method_handler(self._answer(method, handler))
+            return grpc.unary_unary_rpc_method_handler(self._answer(method, handler))
+        self.metrics.calls_refused.labels(name, UNREAD)
+        limit, parse = self.limits.of(method), _reader(handler)
+
+        def read(content: bytes) -> Any:
+            limit.check(len(content))
+            return parse(content)
+
+        if not handler.request_streaming:
+            return grpc.unary_stream_rpc_method_handler(
+                self._answers(method, handler, handler.unary_stream, read)
+            )
+        if handler.request_deserializer is None:  # it reads and measures messages by itself
+            read_all: Callable[[Any], Any] = _same
+        else:
+            read_all = partial(_each, read)
+        return grpc.stream_stream_rpc_method_handler(
+            self._answers(method, handler, handler.stream_stream, read_all)
+        )
 
     def _answer(self, method: str, handler: Handler) -> Callable[..., Awaitable[bytes]]:
         limit = self.limits.of(method)
@@ -255,50 +259,27 @@ class Guard:
             except (Exception, asyncio.CancelledError) as error:
                 if gone(error):
                     raise
-                await self._end(context, method, error)
+                raise self._ending(context, method, error) from None
 
         return answer
 
-    def _answers(self, method: str, handler: Handler) -> Callable[..., Awaitable[None]]:
-        limit = self.limits.of(method)
-        parse, write = _reader(handler), _writer(handler)
-        behaviour: Any = handler.unary_stream
-        entrance = self._entrance_of(method)
+    def _answers(
+        self, method: str, handler: Handler, behaviour: Any, read: Callable[[Any], Any]
+    ) -> Callable[..., Awaitable[None]]:
+        """A method whose answer is a stream. read: makes the handler's request of what came."""
+        write, entrance = _writer(handler), self._entrance_of(method)
 
-        async def answers(content: bytes, context: Context) -> None:
+        async def answers(came: Any, context: Context) -> None:
             try:
                 with _entered(entrance, context):
-                    limit.check(len(content))
-                    done = behaviour(parse(content), context)
+                    done = behaviour(read(came), context)
                     await _written(done, context, write, self.read_s)
             except (Exception, asyncio.CancelledError) as error:
                 if gone(error):
                     raise
-                await self._end(context, method, error)
+                raise self._ending(context, method, error) from None
 
         return answers
-
-    def _streams(self, method: str, handler: Handler) -> Callable[..., Awaitable[None]]:
-        limit = self.limits.of(method)
-        parse, write = _reader(handler), _writer(handler)
-        behaviour: Any = handler.stream_stream
-        if handler.request_deserializer is None:  # it reads and measures messages by itself
-            read: Callable[..., Any] = _as_it_comes
-        else:
-            read = _messages
-        entrance = self._entrance_of(method)
-
-        async def streams(requests: AsyncIterator[bytes], context: Context) -> None:
-            try:
-                with _entered(entrance, context):
-                    done = behaviour(read(requests, limit, parse), context)
-                    await _written(done, context, write, self.read_s)
-            except (Exception, asyncio.CancelledError) as error:
-                if gone(error):
-                    raise
-                await self._end(context, method, error)
-
-        return streams
 
     def _entrance_of(self, method: str) -> Entrance | None:
         """None: the method needs no key."""
@@ -308,13 +289,6 @@ class Guard:
         self._entrances[method] = entrance
         return entrance
 
-    async def _end(self, context: Context, method: str, error: BaseException) -> NoReturn:
-        """Ends a call by its handler's exception."""
-        if isinstance(error, Unread):
-            self.metrics.calls_refused.labels(short(method), UNREAD).inc()
-        refusal = error if isinstance(error, Refusal) else self.fault(method, error)
-        await self.refuse(context, method, refusal)
-
 
 def gone(error: BaseException) -> bool:
     """Whether an error only means that the RPC is over."""
@@ -322,14 +296,7 @@ def gone(error: BaseException) -> bool:
         task = asyncio.current_task()
         # Of a task that nobody cancels it is a fault like any other.
         return task is not None and task.cancelling() > 0
-    return isinstance(error, grpc.aio.AbortError)
-
-
-async def abort(context: Context, refusal: Refusal) -> NoReturn:
-    """Ends an RPC with a refusal's status and details."""
-    status = rpc_status.to_status(statuses.write_status(refusal))
-    await context.abort(status.code, status.details, status.trailing_metadata)
-    raise AssertionError("abort() ends the call")
+    return isinstance(error, RefusedError)
 
 
 def _entered(entrance: Entrance | None, context: Context) -> AbstractContextManager[object]:
@@ -358,24 +325,21 @@ def _reader(handler: Handler) -> Callable[[bytes], Any]:
 
 
 def _writer(handler: Handler) -> Callable[[Any], bytes]:
-    return handler.response_serializer or _same
+    """The function that makes bytes of a handler's answer, which may be bytes already."""
+    serialize = handler.response_serializer
+    if serialize is None:
+        return _same
+    return lambda answer: answer if isinstance(answer, bytes) else serialize(answer)
 
 
-def _same(content: bytes) -> bytes:
+def _same(content: Any) -> Any:
     return content
 
 
-def _as_it_comes(requests: object, limit: Limit, parse: object) -> object:
-    return requests
-
-
-async def _messages(
-    requests: AsyncIterator[bytes], limit: Limit, parse: Callable[[bytes], Any]
-) -> AsyncIterator[Any]:
-    """Yields the messages of a client, measured and parsed."""
+async def _each(read: Callable[[bytes], Any], requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    """Yields the messages of a client as their handler takes them."""
     async for content in requests:
-        limit.check(len(content))
-        yield parse(content)
+        yield read(content)
 
 
 async def _written(
@@ -399,18 +363,17 @@ _BY_SIZE = (
 _BY_KEY = (Reason.UNAUTHENTICATED, Reason.PERMISSION_DENIED)
 
 
-def time_left(context: Context) -> float:
-    """Seconds until an RPC's deadline; 0 when it has passed."""
-    left_s = context.time_remaining()
-    return inf if left_s is None else left_s
-
-
-def handlers_of(add: Callable[[Any, Any], None], servicer: object) -> dict[str, Handler]:
+def handlers_of(
+    add: Callable[[Any, Any], None], servicer: object, raw: Collection[str] = ()
+) -> dict[str, Handler]:
     """The handlers that generated code registers for a servicer, by method. add: the generated
-    function.
+    function. raw: methods that take their messages as bytes.
     """
     collected = _Collected()
     add(servicer, collected)
+    for name in raw:
+        handler: Any = collected.handlers[name]
+        collected.handlers[name] = handler._replace(request_deserializer=None)
     return collected.handlers
 
 

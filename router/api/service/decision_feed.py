@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 
 from kvroute.v1 import fleet_pb2
 from router.api.desk.answer_codec import answer_writer
@@ -81,11 +82,9 @@ class DecisionFeed:
         try:
             yield b""  # the caller sees that it watches
             while not self._stopping.is_set() and (age_s is None or loop.time() - began_s < age_s):
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(EVERY_S):
                         await self._stopping.wait()
-                except TimeoutError:
-                    pass
                 if message := watcher.take():
                     yield message
         finally:

@@ -1,19 +1,20 @@
 """Admits a gRPC call: identifies its caller, and checks the right to the method."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from time import monotonic
 
 from router.api.desk.counters import Metrics
 from router.net.http2.calls import Call
 from router.net.keys.door import CURRENT, Door
 from router.net.keys.issuers import UnknownKeyError
+from router.net.keys.key_ring import names_of
 from router.net.keys.rights import RIGHTS
 from router.net.keys.usage import Usage
+from router.net.listener.addresses import UNIX_CLIENT
+from router.net.listener.seldom import Seldom
 from router.request.refusal import Reason, Refusal
 
-LOG_S = 10.0
-"""Least seconds between two log lines about refused calls of one method and reason."""
 _BEARER = "bearer "
 
 log = logging.getLogger("kvroute.keys")
@@ -29,8 +30,8 @@ class Entrance:
         self._door = door
         self._denied = metrics.calls_refused
         self._clock = clock
-        self._logged: dict[tuple[str, str], tuple[float, int]] = {}
-        """(method, reason) -> when it was last logged, and how many calls were not since."""
+        self._logs: dict[tuple[str, str], Seldom] = {}
+        """(method, reason) -> log lines about refused calls."""
 
     def guards(self, method: str) -> bool:
         """Whether a method needs a key. method: /package.Service/Method."""
@@ -58,7 +59,7 @@ class Entrance:
     async def enter_after(self, call: Call, method: str, error: UnknownKeyError) -> None:
         """Sets the caller after keys of its token's issuer were fetched; raises Refusal."""
         call.entered = await self._door.enter_after(
-            error, _token(call) or "", lambda: names_of(call.auth_context())
+            error, _token(call) or "", lambda: names_of(call.certificate)
         )
         _check(call.entered, method)
 
@@ -67,20 +68,14 @@ class Entrance:
         usage: Usage | None = call.entered
         name = short(method)
         self._denied.labels(name, refusal.reason).inc()
-        key, now_s = (name, refusal.reason), self._clock()
-        logged_s, more = self._logged.get(key, (-LOG_S, 0))
-        if now_s - logged_s < LOG_S:
-            self._logged[key] = logged_s, more + 1
-            return
-        self._logged[key] = now_s, 0
-        caller = call.peer() if usage is None else f"identity {usage.identity.name!r}"
-        others = f" ({more} more since the last such line)" if more else ""
-        log.warning("%s of %s refused: %s%s", name, caller, refusal.message, others)
+        caller = call.host if usage is None else f"identity {usage.identity.name!r}"
+        seldom = self._logs.setdefault((name, refusal.reason), Seldom(log))
+        seldom.log(self._clock(), "%s of %s refused: %s", name, caller, refusal.message)
 
     def _known(self, call: Call) -> Usage:
         token = _token(call)
-        is_unix = token is None and call.peer().startswith("unix:")
-        return self._door.enter(token, lambda: names_of(call.auth_context()), is_unix=is_unix)
+        is_unix = token is None and call.host == UNIX_CLIENT
+        return self._door.enter(token, lambda: names_of(call.certificate), is_unix=is_unix)
 
 
 def _check(usage: Usage, method: str) -> None:
@@ -109,12 +104,3 @@ def _token(call: Call) -> str | None:
     if len(values) > 1 or values[0][:7].lower() != _BEARER:
         return ""  # two, or of another scheme: no key of ours
     return values[0][7:].strip()
-
-
-def names_of(auth_context: Mapping[str, Sequence[bytes]]) -> Iterator[str]:
-    """Names of a caller's verified certificate, as KeyRing takes them."""
-    for key in ("peer_spiffe_id", "x509_subject_alternative_name"):
-        for value in auth_context.get(key, ()):
-            yield value.decode(errors="replace")
-    for value in auth_context.get("x509_common_name", ()):
-        yield f"cn:{value.decode(errors='replace')}"

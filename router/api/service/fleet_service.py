@@ -1,31 +1,22 @@
 """kvroute.v1.Fleet over gRPC: the fleet, its queue, and operators' commands. Decides nothing."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
-
-import grpc
-import grpc.aio
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from events.engines.endpoints import masked
 from events.plane.facts import Control
 from events.plane.settings import EngineSettings
-from kvroute.v1 import (
-    fleet_pb2,
-    fleet_pb2_grpc,
-)
+from kvroute.v1 import fleet_pb2
 from router.api.desk import request_codec
-from router.api.desk.past_decisions import past_decisions
-from router.api.desk.queue_list import listed
-from router.api.service.calls import Context, abort, handlers_of
+from router.api.desk.request_lists import listed, past_decisions
+from router.api.service.calls import Context
 from router.api.service.decision_feed import DecisionFeed
-from router.api.service.router_service import host_of, jittered
+from router.api.service.router_service import jittered
 from router.api.service.worker_feed import WATCHES_MAX, WorkerFeed
 from router.cluster.replicas.fleet_commands import FleetCommands, audited
 from router.config.settings.fleet_settings import TOMBSTONE_MAX_S, TOMBSTONE_S
 from router.decide.core.admission import Admission
 from router.decide.core.core import RouterCore
-from router.net.http2.calls import Handler
 from router.net.keys.door import CURRENT
 from router.net.keys.identity import ANYBODY, Identity
 from router.net.listener.turns import turned
@@ -34,7 +25,7 @@ from router.request.refusal import Reason, Refusal
 
 
 class FleetService:
-    """Handlers of the service kvroute.v1.Fleet."""
+    """Handlers of the service kvroute.v1.Fleet; those with long lists answer with bytes."""
 
     def __init__(
         self,
@@ -73,22 +64,16 @@ class FleetService:
     async def ListWorkers(self, request: fleet_pb2.ListWorkersRequest, context: Context) -> bytes:
         return await self.feed.list(request.model, _identity(), only_away=request.away)
 
-    async def WatchWorkers(
+    def WatchWorkers(
         self, request: fleet_pb2.WatchWorkersRequest, context: Context
-    ) -> AsyncIterator[bytes]:
-        age_s = jittered(self._stream_age_s)
-        async with aclosing(self.feed.watch(request.model, age_s, _identity())) as messages:
-            async for message in messages:
-                yield message
+    ) -> AsyncGenerator[bytes, None]:
+        return self.feed.watch(request.model, jittered(self._stream_age_s), _identity())
 
-    async def WatchDecisions(
+    def WatchDecisions(
         self, request: fleet_pb2.WatchDecisionsRequest, context: Context
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         _check_sight()
-        age_s = jittered(self._stream_age_s)
-        async with aclosing(self.decisions.watch(request, age_s)) as messages:
-            async for message in messages:
-                yield message
+        return self.decisions.watch(request, jittered(self._stream_age_s))
 
     async def FindDecisions(
         self, request: fleet_pb2.FindDecisionsRequest, context: Context
@@ -99,15 +84,10 @@ class FleetService:
     async def RegisterWorker(
         self, request: fleet_pb2.RegisterWorkerRequest, context: Context
     ) -> fleet_pb2.RegisterWorkerResponse:
-        try:
-            settings = request_codec.read_registration(request)
-            _check_worker(settings.id)
-            before = self._commands.state(settings.id)
-            await self._register(settings)
-        except Refusal as refusal:
-            if refusal.reason is Reason.PERMISSION_DENIED:
-                raise  # counted by the guard
-            await abort(context, refusal)
+        settings = request_codec.read_registration(request)
+        _check_worker(settings.id)
+        before = self._commands.state(settings.id)
+        await self._register(settings)
         after = f"relay here, {settings.ranks} ranks, at {masked(settings.address)}"
         audited("register", settings.id, _author(context), before, after)
         if self._commands.removed(settings.id):  # or its beats would still be ignored
@@ -125,13 +105,12 @@ class FleetService:
         self, request: fleet_pb2.RemoveWorkerRequest, context: Context
     ) -> fleet_pb2.RemoveWorkerResponse:
         if not 0 <= request.tombstone_s <= TOMBSTONE_MAX_S:
-            refusal = Refusal(
+            raise Refusal(
                 Reason.INVALID_FIELD,
                 f"tombstone_s is {request.tombstone_s}; it must be from 0 ({TOMBSTONE_S:.0f} s) to"
                 f" {TOMBSTONE_MAX_S:.0f} s",
                 metadata={"field": "tombstone_s"},
             )
-            await abort(context, refusal)
         ranks = await self._command(context, "remove", request.worker_id, request.tombstone_s)
         return fleet_pb2.RemoveWorkerResponse(ranks=ranks)
 
@@ -168,30 +147,22 @@ class FleetService:
             or self._core.fleet.view.ranks(worker_id)
         )
         if not known:
-            await abort(
-                context, Refusal(Reason.UNKNOWN_WORKER, f"no worker {worker_id!r} is known here")
-            )
+            raise Refusal(Reason.UNKNOWN_WORKER, f"no worker {worker_id!r} is known here")
         control = self._commands.give(action, worker_id, tombstone_s, _author(context))
         ranks = self._commands.apply(control)
         sent = await self._send_control(control)
         if self._keep is not None:
             await self._keep()  # a disk that refuses is counted; the command has its effect
         if self._commands.overtaken(control):
-            await abort(
-                context,
-                Refusal(
-                    Reason.OVERTAKEN,
-                    f"another command for worker {worker_id!r}, given at the same time, is newer"
-                    f" than this {action}",
-                ),
+            raise Refusal(
+                Reason.OVERTAKEN,
+                f"another command for worker {worker_id!r}, given at the same time, is newer"
+                f" than this {action}",
             )
         if not sent:
-            await abort(
-                context,
-                Refusal(
-                    Reason.NO_BROKER,
-                    f"{action} took effect here, but NATS is away: other replicas don't know",
-                ),
+            raise Refusal(
+                Reason.NO_BROKER,
+                f"{action} took effect here, but NATS is away: other replicas don't know",
             )
         return ranks
 
@@ -221,25 +192,4 @@ def _identity() -> Identity:
 def _author(context: Context) -> str:
     """The identity that gives a command."""
     usage = CURRENT.get()
-    return f"anybody at {host_of(context.peer())}" if usage is None else usage.identity.name
-
-
-def fleet_handlers(fleet: FleetService) -> dict[str, Handler]:
-    """Handlers of Fleet's methods, by method; those with long lists answer with bytes."""
-    return handlers_of(fleet_pb2_grpc.add_FleetServicer_to_server, fleet) | {
-        "ListWorkers": grpc.unary_unary_rpc_method_handler(
-            fleet.ListWorkers, fleet_pb2.ListWorkersRequest.FromString
-        ),
-        "ListQueue": grpc.unary_unary_rpc_method_handler(
-            fleet.ListQueue, fleet_pb2.ListQueueRequest.FromString
-        ),
-        "FindDecisions": grpc.unary_unary_rpc_method_handler(
-            fleet.FindDecisions, fleet_pb2.FindDecisionsRequest.FromString
-        ),
-        "WatchWorkers": grpc.unary_stream_rpc_method_handler(
-            fleet.WatchWorkers, fleet_pb2.WatchWorkersRequest.FromString
-        ),
-        "WatchDecisions": grpc.unary_stream_rpc_method_handler(
-            fleet.WatchDecisions, fleet_pb2.WatchDecisionsRequest.FromString
-        ),
-    }
+    return f"anybody at {context.host}" if usage is None else usage.identity.name

@@ -14,7 +14,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self, Unpack
+from typing import Any, NamedTuple, Self, Unpack
 
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
@@ -106,12 +106,6 @@ def local_request(**options: Unpack[RouteOptions]) -> LocalRequest:
     return LocalRequest(request_of(form, data, fields), body)
 
 
-class ListBytes(Protocol):
-    """Type of WorkerFeed.list."""
-
-    def __call__(self, model: str, *, only_away: bool = False) -> Awaitable[bytes]: ...
-
-
 class LocalRouter(RequestCalls[LocalRequest]):
     """Replaces a KvRouteClient where the router is in the same process."""
 
@@ -120,7 +114,7 @@ class LocalRouter(RequestCalls[LocalRequest]):
         texts: Texts,
         reports: Reports,
         guard: Guard,
-        list_workers: ListBytes,
+        list_workers: Callable[..., Awaitable[bytes]],
         *,
         rng: random.Random,
         retry: RetryPolicy | None = None,
@@ -182,17 +176,15 @@ class LocalRouter(RequestCalls[LocalRequest]):
             left_s = deadline_s - self._clock()
             delay_s = self._retry.delay_s(error, attempt, left_s, self._rng)
             if delay_s is None or (is_final is not None and is_final(error)):
-                try:
-                    raise error
-                finally:
-                    del error  # a cycle: its traceback refers to this frame
+                break
             await self._sleep(delay_s)
             left_s = deadline_s - self._clock()
             if left_s <= 0:  # the sleep lasted longer than delay_s
-                try:
-                    raise error
-                finally:
-                    del error  # a cycle: its traceback refers to this frame
+                break
+        try:
+            raise error
+        finally:
+            del error  # a cycle: its traceback refers to this frame
 
     async def _attempt(self, content: ReceivedRequest, left_s: float) -> bytes:
         """A RouteResponse; raises Refusal."""

@@ -7,7 +7,8 @@ from google.protobuf.message import DecodeError
 
 from kvroute.v1 import prompts_pb2, router_pb2
 from router.api.desk import text_codec
-from router.api.service.calls import Context, time_left
+from router.api.desk.request_codec import no_valid
+from router.api.service.calls import Context
 from router.api.service.texts import Texts
 from router.request.proving.proof import Target, Trust
 from router.request.refusal import Reason, Refusal
@@ -28,7 +29,7 @@ class PromptsService:
 
     async def Render(self, request: bytes, context: Context) -> bytes:
         text, source = read_render(request)
-        made = await self._texts.tokens(text, time_left(context), source)
+        made = await self._texts.tokens(text, context.left_s, source)
         items = [
             router_pb2.MultimodalItem(
                 id=item.id, first_token=item.first_token, token_count=item.token_count
@@ -58,9 +59,7 @@ def read_render(content: bytes) -> tuple[ReceivedRequest, Source | None]:
     try:
         message = prompts_pb2.RenderRequest.FromString(content)
     except DecodeError as error:
-        raise Refusal(
-            Reason.INVALID_FIELD, f"the message is no valid RenderRequest: {error}"
-        ) from None
+        raise no_valid("RenderRequest", error) from None
     field = message.WhichOneof("prompt")
     if field is None:
         raise Refusal(Reason.EMPTY_PROMPT, "the request has no text and no body")

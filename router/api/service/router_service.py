@@ -4,9 +4,7 @@ import asyncio
 import random
 from contextlib import closing
 from functools import partial
-from urllib.parse import unquote
 
-import grpc
 import grpc.aio
 
 from kvroute.v1 import router_pb2
@@ -15,18 +13,18 @@ from router.api.desk.methods import ROUTE_STREAM
 from router.api.desk.reports import Reports
 from router.api.desk.stream_items import RouteItems, read_batch
 from router.api.desk.tenant import caller_of, reporter_of
-from router.api.service.calls import Context, Guard, time_left
-from router.api.service.late_results import LateResults
-from router.api.service.stream_lives import StreamLives
+from router.api.service.calls import Context, Guard
+from router.api.service.route_streams import LateResults, StreamLives
 from router.api.service.texts import Texts
-from router.net.http2.calls import Handler
 from router.net.keys.door import CURRENT
 from router.observe.tracing.traceparent import HEADER, SpanContext
 from router.request.refusal import Reason, Refusal
 
 
 class RouterService:
-    """Handlers of the service kvroute.v1.Router."""
+    """Handlers of the service kvroute.v1.Router. They take and give bytes, which are measured
+    before protobuf reads them.
+    """
 
     def __init__(
         self,
@@ -53,11 +51,9 @@ class RouterService:
         caller = caller_of(CURRENT.get())
         if self._desk.tracing is not None:
             request += traceparent_field(context)
-        answer, reservation, repeated = await self.texts.answered(
-            request, time_left(context), caller
-        )
+        answer, reservation, repeated = await self.texts.answered(request, context.left_s, caller)
         if not repeated:
-            if time_left(context) <= 0:
+            if context.left_s <= 0:
                 self._desk.unsent(reservation)
                 raise Refusal(
                     Reason.DEADLINE_EXCEEDED, "the call's deadline passed before its answer"
@@ -81,9 +77,7 @@ class RouterService:
                 await late.rest()
 
     async def Report(self, request: bytes, context: Context) -> bytes:
-        return await self._reports.report(
-            request, reporter_of(CURRENT.get(), host_of(context.peer()))
-        )
+        return await self._reports.report(request, reporter_of(CURRENT.get(), context.host))
 
     async def Explain(self, request: bytes, context: Context) -> bytes:
         return await self.texts.explain(request, caller_of(CURRENT.get()))
@@ -101,29 +95,11 @@ def traceparent_field(context: Context) -> bytes:
     return b""
 
 
-def byte_handlers(router: RouterService) -> dict[str, Handler]:
-    """Handlers of Router's methods, by method; they take and give bytes, which are measured before
-    protobuf reads them.
-    """
-    return {
-        "Route": grpc.unary_unary_rpc_method_handler(router.Route),
-        "RouteStream": grpc.stream_stream_rpc_method_handler(router.RouteStream),
-        "Report": grpc.unary_unary_rpc_method_handler(router.Report),
-        "Explain": grpc.unary_unary_rpc_method_handler(router.Explain),
-    }
-
-
 def jittered(age_s: float | None) -> float | None:
     """A random age from half of age_s to the whole, so that streams opened together don't end
     together.
     """
     return None if age_s is None else random.uniform(age_s / 2, age_s)
-
-
-def host_of(origin: str) -> str:
-    """Host of an RPC's caller as gRPC names it, without the port, since a caller may have many."""
-    kind, _, address = unquote(origin).partition(":")
-    return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else kind
 
 
 async def _answer(items: RouteItems, batch: bytes, late: LateResults) -> None:

@@ -4,26 +4,26 @@ import random
 import ssl
 from pathlib import Path
 
-import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from kvroute.v1 import (
     fleet_pb2,
+    fleet_pb2_grpc,
     prompts_pb2,
     prompts_pb2_grpc,
     router_pb2,
+    router_pb2_grpc,
 )
 from router.api.desk.methods import REPORT, ROUTE
 from router.api.service.calls import handlers_of
-from router.api.service.fleet_service import FleetService, fleet_handlers
+from router.api.service.fleet_service import FleetService
 from router.api.service.grpc_bounds import GRPC_BOUNDS, GrpcBounds
 from router.api.service.health_service import HealthService
 from router.api.service.prompts_service import PromptsService
 from router.api.service.reflection import reflection_handlers
-from router.api.service.router_service import RouterService, byte_handlers
+from router.api.service.router_service import RouterService
 from router.config.keys import ConfigError
 from router.config.settings.serving_settings import GrpcSettings
-from router.net.http2.calls import Handler
 from router.net.http2.gate import Gate
 from router.net.http2.port import ServerBounds
 from router.net.http2.server import Http2Server
@@ -72,9 +72,17 @@ class GrpcServer:
             lambda: feed.watches,
         )
         services = {
-            SERVICES[0]: byte_handlers(router),
-            SERVICES[1]: fleet_handlers(fleet),
-            SERVICES[2]: prompts_handlers(PromptsService(router.texts)),
+            SERVICES[0]: handlers_of(
+                router_pb2_grpc.add_RouterServicer_to_server,
+                router,
+                raw=("Route", "RouteStream", "Report", "Explain"),
+            ),
+            SERVICES[1]: handlers_of(fleet_pb2_grpc.add_FleetServicer_to_server, fleet),
+            SERVICES[2]: handlers_of(
+                prompts_pb2_grpc.add_PromptsServicer_to_server,
+                PromptsService(router.texts),
+                raw=("Render",),
+            ),
             health.SERVICE_NAME: handlers_of(
                 health_pb2_grpc.add_HealthServicer_to_server, self._health
             ),
@@ -128,12 +136,6 @@ class GrpcServer:
         self.set_serving(ready=False)
         self._health.end_watches()
         await self._server.stop(grace_s)
-
-
-def prompts_handlers(prompts: PromptsService) -> dict[str, Handler]:
-    """Handlers of Prompts' methods, by method; a prompt to render is passed as bytes."""
-    generated = handlers_of(prompts_pb2_grpc.add_PromptsServicer_to_server, prompts)
-    return generated | {"Render": grpc.unary_unary_rpc_method_handler(prompts.Render)}
 
 
 def http2_server(

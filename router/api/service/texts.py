@@ -21,8 +21,8 @@ from functools import partial
 from math import inf
 
 from router.api.desk import text_codec
-from router.api.desk.answers import Answered, Later, Steps, Waiting
-from router.api.desk.desk import LONG_BYTES, Desk
+from router.api.desk.answers import Answered, Later, Steps
+from router.api.desk.desk import Desk
 from router.api.desk.request_codec import RouteMessage
 from router.api.desk.stream_items import RouteItems
 from router.api.desk.tenant import UNVERIFIED, Caller
@@ -45,13 +45,11 @@ _MOMENTARY = frozenset((Reason.RENDERER_UNAVAILABLE, Reason.RENDER_QUEUE_FULL))
 class TextWaiting(Later):
     """A prompt whose tokens are being made, or whose request waits in the desk's queue."""
 
-    __slots__ = ("inner", "making")
+    __slots__ = ("task",)
 
     def __init__(self) -> None:
         super().__init__()
-        self.making: asyncio.Task[None] | None = None
-        self.inner: Waiting | None = None
-        """The request in the desk's queue, while it waits there."""
+        self.task: asyncio.Task[None] | None = None
 
     def finish(self, outcome: Answered | Refusal) -> None:
         self.outcome = outcome.copy() if isinstance(outcome, Refusal) else outcome
@@ -77,7 +75,8 @@ class Texts:
 
     def items(self, caller: Caller = UNVERIFIED) -> RouteItems:
         """The items of one stream of requests."""
-        return self._desk.items(caller, partial(self.item, caller=caller), self.leave)
+        desk, item = self._desk, partial(self.item, caller=caller)
+        return RouteItems(item, desk.cancel, self.leave, desk.outlook, desk.unsent)
 
     async def answered(
         self, request: RouteMessage, left_s: float, caller: Caller = UNVERIFIED
@@ -85,75 +84,63 @@ class Texts:
         """Answers a request, after a wait if need be; raises Refusal, which is counted. A caller
         that is cancelled leaves the queue.
         """
-        answered: Answered | Later
-        if text_form(request):
-            answered = self.route(request, left_s, caller)
-        elif len(request) <= LONG_BYTES:
-            answered = self._desk.route(request, left_s, caller)
-        else:
-            answered = await turned(self._desk.steps(request, left_s, caller))
-        if not isinstance(answered, Later):
-            return answered
-        if answered.outcome is None:
-            done = asyncio.get_running_loop().create_future()
-            answered.on_done = partial(_settle, done)
-            try:
-                await done
-            except asyncio.CancelledError:
-                self.leave(answered)
-                raise
-        return answered.take()
+        answered = self.item(request, left_s, caller)
+        return answered if isinstance(answered, tuple) else await self._awaited(answered)
 
-    def route(
-        self, request: RouteMessage, left_s: float, caller: Caller = UNVERIFIED
-    ) -> TextWaiting:
-        """Begins to make the tokens of a request's text prompt; raises Refusal, which is
-        counted.
+    def item(
+        self, request: RouteMessage | None, left_s: float = inf, caller: Caller = UNVERIFIED
+    ) -> Answered | Later | Steps:
+        """Answers a call or an item of a stream as the desk's `item` does; a text has to wait for
+        its tokens. Raises Refusal, which is counted.
         """
+        if request is None or not text_form(request):
+            return self._desk.item(request, left_s, caller)
         try:
-            text = text_codec.read_text(request)
-            if caller.usage is not None:
-                caller.usage.check_model(text.model)
+            text = text_codec.read_text(request, caller)
         except Refusal as refusal:
             raise self._desk.refused(refusal, request) from refusal
         waiting = TextWaiting()
-        task = waiting.making = asyncio.get_running_loop().create_task(
+        task = waiting.task = asyncio.get_running_loop().create_task(
             self._make(waiting, text, left_s, caller)
         )
         self._open.add(task)
         task.add_done_callback(self._open.discard)
         return waiting
 
-    def item(
-        self, request: bytes | None, left_s: float = inf, caller: Caller = UNVERIFIED
-    ) -> Answered | Later | Steps:
-        """Answers a stream's item as the desk's `item` does; the tokens of a text are made
-        first.
-        """
-        if request is None or not text_form(request):
-            return self._desk.item(request, left_s, caller)
-        return self.route(request, left_s, caller)
-
     def leave(self, later: Later) -> None:
         """Ends what is under way for a caller that left before its answer."""
-        if not isinstance(later, TextWaiting) or later.outcome is not None:
+        if isinstance(later, TextWaiting) and later.outcome is None:
+            later.forget_caller()
+            if later.task is not None:
+                later.task.cancel()
+        else:
             self._desk.leave(later)
-        elif later.inner is not None:
-            self._desk.leave(later.inner)
-        elif later.making is not None:
-            later.making.cancel()
 
     async def explain(self, request: bytes, caller: Caller = UNVERIFIED) -> bytes:
         """Answers an ExplainRequest with bytes of an Explanation; raises Refusal."""
         if not text_form(request):
             return b"".join(await turned(self._desk.explain(request, caller)))
-        text = text_codec.read_text(request)
-        if caller.usage is not None:
-            caller.usage.check_model(text.model)
+        text = text_codec.read_text(request, caller)
         made = await self.tokens(text, inf)
         text_codec.put_tokens(text, made)
         parts = await turned(self._desk.explain(text, caller))
         return b"".join((*parts, text_codec.explained(made, text)))
+
+    async def _awaited(self, answered: Later | Steps) -> Answered:
+        """The answer of a request that waits, or is decided in steps; raises Refusal. A caller that
+        is cancelled leaves the queue."""
+        later = answered if isinstance(answered, Later) else await turned(answered)
+        if not isinstance(later, Later):
+            return later
+        if later.outcome is None:
+            done = asyncio.get_running_loop().create_future()
+            later.on_done = partial(_settle, done)
+            try:
+                await done
+            except asyncio.CancelledError:
+                self.leave(later)
+                raise
+        return later.take()
 
     async def _make(
         self,
@@ -162,12 +149,9 @@ class Texts:
         left_s: float,
         caller: Caller,
     ) -> None:
-        """Makes the prompt's tokens and routes it; ends by `finish`, or goes on when the queue
-        does."""
+        """Makes the prompt's tokens and routes it; ends by `finish`."""
         try:
-            answered = await self._routed(waiting, request, left_s, caller)
-            if answered is not None:
-                waiting.finish(answered)
+            waiting.finish(await self._routed(waiting, request, left_s, caller))
         except Refusal as refusal:  # counted
             waiting.finish(refusal)
         except Exception as error:  # a fault of ours, which ends one request and no other
@@ -179,8 +163,8 @@ class Texts:
         request: ReceivedRequest,
         left_s: float,
         caller: Caller,
-    ) -> Answered | None:
-        """The answer; None: it comes from the desk's queue. Raises Refusal, counted."""
+    ) -> Answered:
+        """Raises Refusal, counted."""
         began_s = asyncio.get_running_loop().time()
         span = self._desk.render_span(request)
         try:
@@ -192,38 +176,14 @@ class Texts:
             span({}, Reason.INTERNAL)
             raise
         span({"kvroute.prompt_tokens": made.count, "kvroute.tokens_from": made.made_by.value})
+        if waiting.task is not None:
+            self._open.discard(waiting.task)
         left_s -= asyncio.get_running_loop().time() - began_s
         text_codec.put_tokens(request, made)
-        answered: Answered | Later
-        if len(request) <= LONG_BYTES:
-            answered = self._desk.route(request, left_s, caller)
-        else:
-            answered = await turned(self._desk.steps(request, left_s, caller))
-        if isinstance(answered, tuple):
-            return self._answer(request, made, answered)
-        if not isinstance(answered, Waiting):
-            raise TypeError(f"{answered!r} is no wait in the desk's queue")
-        waiting.inner = answered
-        answered.on_done = partial(self._done, waiting, request, made, answered)
-        if answered.outcome is not None:
-            answered.settle()
-        return None
-
-    def _done(
-        self,
-        waiting: TextWaiting,
-        request: ReceivedRequest,
-        made: PromptTokens,
-        inner: Waiting,
-    ) -> None:
-        waiting.inner = None
-        try:
-            outcome: Answered | Refusal = self._answer(request, made, inner.take())
-        except Refusal as refusal:
-            outcome = refusal
-        except Exception as error:
-            outcome = self._desk.failed(error, request)
-        waiting.finish(outcome)
+        answered = self._desk.item(request, left_s, caller)
+        if not isinstance(answered, tuple):
+            answered = await self._awaited(answered)
+        return self._answer(request, made, answered)
 
     def _answer(self, request: ReceivedRequest, made: PromptTokens, answered: Answered) -> Answered:
         """The desk's answer with the prompt; what it reserved is free again if that fails."""

@@ -107,8 +107,8 @@ class WorkerFeed:
         self.statuses_written = 0
         self._numbers = 0
         self._round: Round | None = None
-        self._coming: asyncio.Future[Round] | None = None
-        """The next round, once a watcher waits for it."""
+        self._coming: asyncio.Future[Round | None] | None = None
+        """The next round, once a watcher waits for it; None: the server stops."""
         self._writer: asyncio.Task[None] | None = None
 
     async def list(
@@ -169,17 +169,15 @@ class WorkerFeed:
             self._coming = loop.create_future()
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write_rounds(), name="watched workers")
-        coming = self._coming
-        stops = asyncio.ensure_future(self._stopping.wait())
-        try:
-            await asyncio.wait((coming, stops), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stops.cancel()
-        return coming.result() if coming.done() else None
+        return await asyncio.shield(self._coming)
 
     async def _write_rounds(self) -> None:
-        """Writes a round each WATCH_S, as long as there are watchers."""
-        while (coming := self._coming) is not None and not self._stopping.is_set():
+        """Writes a round each WATCH_S, as long as there are watchers and the server goes on."""
+        while (coming := self._coming) is not None:
+            if self._stopping.is_set():
+                self._coming = None
+                coming.set_result(None)
+                return
             try:
                 now = await self._write_round()
             except (Exception, asyncio.CancelledError) as error:  # each watcher's call ends with it

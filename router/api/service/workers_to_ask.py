@@ -6,7 +6,7 @@ from math import inf
 
 from events.feed.fleet_view import Source
 from router.decide.core.core import RouterCore
-from router.fleet.pools import heartbeat_of
+from router.fleet.pools import Pool, heartbeat_of
 from router.fleet.state import Trouble
 from router.request.dialects.table import DIALECTS
 from router.request.proving.proof import Target
@@ -29,33 +29,23 @@ class WorkersToAsk:
     def estimate_max(self, model: str) -> float:
         """The longest estimate of a prompt, in tokens: half of what any worker of the model takes,
         since an estimate is no reason to refuse a request (the bytes of an image are many)."""
-        try:
-            pool, _ = self._core.fleet.pools.live(model, self._core.fleet.ready)
-        except Refusal:
-            return inf
-        return pool.shortest_len // 2
+        pool = self._pool(model)
+        return inf if pool is None else pool.shortest_len // 2
 
     def longest(self, model: str) -> float:
         """Most tokens of prompt and output that any worker of the model takes; inf: unknown."""
-        try:
-            pool, _ = self._core.fleet.pools.live(model, self._core.fleet.ready)
-        except Refusal:
-            return inf
-        return max(
-            (heartbeat_of(source).max_model_len or inf for source in pool.sources), default=inf
-        )
+        pool = self._pool(model)
+        sources = [] if pool is None else pool.sources
+        return max((heartbeat_of(source).max_model_len or inf for source in sources), default=inf)
 
     def next(self, model: str) -> EngineAt | None:
         """The next live worker of the model with an address; workers whose tokens differed or were
         unusable lately come last. None: there is none, or its engine can't make tokens.
         """
         fleet = self._core.fleet
-        try:
-            fleet.pools.refresh()
-            pool, _ = fleet.pools.live(model, fleet.ready)
-        except Refusal:
-            return None
-        if not len(pool):
+        fleet.pools.refresh()
+        pool = self._pool(model)
+        if pool is None or not len(pool):
             return None
         if len(self._turns) >= MODELS_MAX:
             self._turns.clear()
@@ -70,6 +60,13 @@ class WorkersToAsk:
                 return engine
             first = first or engine
         return first
+
+    def _pool(self, model: str) -> Pool | None:
+        """The live workers of a model; None: there is no such model."""
+        try:
+            return self._core.fleet.pools.live(model, self._core.fleet.ready)[0]
+        except Refusal:
+            return None
 
 
 def _engine(source: Source) -> EngineAt | None:

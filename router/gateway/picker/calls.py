@@ -15,7 +15,6 @@ from grpc_health.v1 import health_pb2
 
 from router.gateway.picker.picks import PickedRequest, Picker
 from router.gateway.picker.repeats import Repeats
-from router.net.http2.deadlines import Deadlines, NoTimeoutError
 from router.net.http2.frames import Status
 from router.net.http2.requests import Head
 from router.net.http2.sending import Stream
@@ -105,7 +104,6 @@ class Calls:
         self._picker = picker
         self._health = health
         self._repeats = Repeats()
-        self._deadlines = Deadlines(protocol)
 
     def send(self, stream: Stream, message: bytes) -> None:
         """Queues a message, which is written together with others of the same time."""
@@ -126,15 +124,14 @@ class Calls:
             self.finish(stream, Status.UNIMPLEMENTED, f"there is no method {path[:200]}")
 
     def _process(self, stream: Stream, head: Head) -> None:
-        try:
-            deadline_s = self._deadlines.of(head)
-        except NoTimeoutError as error:
-            self.finish(stream, Status.INTERNAL, str(error))
+        if head.timeout_fault:
+            self.finish(stream, Status.INTERNAL, head.timeout_fault)
             return
-        due_s = inf if deadline_s is None else deadline_s
+        timeout_s = inf if head.timeout_s is None else head.timeout_s
+        due_s = asyncio.get_running_loop().time() + timeout_s
         call = PickedRequest(self._picker, _Channel(self, stream), self._repeats, due_s)
         stream.call = call
-        self._deadlines.add(call)
+        self._protocol.timed.append(call)
 
     def too_large(self, stream: Stream, size: int) -> None:
         """See Service."""

@@ -30,8 +30,8 @@ from router.gateway.picker.request_stream import Blind, Reading, RequestStream
 from router.gateway.refusals import GatewayRefusal, answer_of, reason_of
 from router.gateway.server.long_bodies import made
 from router.gateway.server.pace import too_slow
-from router.net.http2.deadlines import PASSED
 from router.net.http2.frames import Status
+from router.net.http2.requests import PASSED
 from router.net.listener.seldom import Seldom
 from router.observe.tracing.gateway_trace import GatewayTrace
 from router.observe.tracing.spans import Value
@@ -237,7 +237,7 @@ class PickedRequest(RequestStream):
     # Its time
 
     def await_deadline(self) -> None:
-        """See router.net.http2.deadlines.Timed."""
+        """See router.net.http2.sockets.Timed."""
         if not self._gone:
             self._patience.await_deadline()
 

@@ -45,17 +45,9 @@ class BoundedHandler(web.RequestHandler):
     """One connection, from the end of its TLS handshake on."""
 
     __slots__ = (
-        "_connections",
-        "_dropped",
-        "_drops",
-        "_head_bytes",
-        "_head_bytes_max",
-        "_head_timeout_s",
-        "_head_timer",
-        "_left",
-        "_malformed",
-        "_resumes",
-    )
+        "_connections", "_dropped", "_drops", "_head_bytes", "_head_bytes_max", "_head_timeout_s",
+        "_head_timer", "_left", "_malformed", "_resumes",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """Calls of gRPC handlers on one connection of the small HTTP/2.
 
-A handler takes bytes or an iterator of them, and a context: the call, with the methods of
-grpc.aio.ServicerContext that handlers of this project use.
+A handler takes bytes or an iterator of them, and a context: the call.
 
     HEADERS -> Gate -> Call -> a message, and the end of the request -> handler: its first step at
                                                      once; waits -> a task, ended by the deadline,
@@ -30,22 +29,22 @@ from collections.abc import (
     Coroutine,
     Generator,
     Mapping,
-    Sequence,
 )
 from contextvars import copy_context
+from functools import cached_property
+from math import inf
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
 
-from router.net.http2.deadlines import PASSED, Deadlines, NoTimeoutError
 from router.net.http2.frames import Status
 from router.net.http2.gate import Gate, Metadata, RefusedError
-from router.net.http2.peers import Peer
 from router.net.http2.received import Received
-from router.net.http2.requests import Head
+from router.net.http2.requests import PASSED, Head
 from router.net.http2.sending import Stream
 from router.net.http2.sockets import Http2Protocol
+from router.net.listener.addresses import UNIX_CLIENT, unmapped
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
@@ -57,7 +56,7 @@ class Call(Received):
 
     __slots__ = (
         "_calls", "_deadline_s", "_entering", "_head", "_late", "_runs", "_task", "_unsent",
-        "aborted", "at_once", "entered", "handler",
+        "at_once", "entered", "handler",
     )  # fmt: skip
 
     def __init__(
@@ -85,35 +84,38 @@ class Call(Received):
         self._unsent: Callable[[], None] | None = None
         self.at_once = False
         """Whether the first step of the handler is taken at once, outside a task."""
-        self.aborted: tuple[Any, str, Metadata] | None = None
-        """Code, details and trailing metadata."""
 
-    # What handlers use of the call; as in grpc.aio.ServicerContext, but for when_unsent
+    # What handlers use of the call; some of it is grpc.aio.ServicerContext's
 
-    def time_remaining(self) -> float | None:
-        """Seconds until the deadline; None: there is none."""
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline, 0 when it has passed; inf: there is none."""
         if self._deadline_s is None:
-            return None
+            return inf
         return max(0.0, self._deadline_s - self._calls.clock())
 
     def invocation_metadata(self) -> Metadata:
         """The call's metadata; values of `-bin` keys are bytes."""
         return self._head.metadata or ()
 
-    def peer(self) -> str:
-        """The caller's address in gRPC's form."""
-        return self._calls.peer.address
+    @property
+    def host(self) -> str:
+        """The caller's address without the port, of which a caller may have many; of a Unix socket:
+        UNIX_CLIENT."""
+        return self._calls.host
 
-    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
-        """Names in the caller's verified certificate."""
-        return self._calls.peer.names
+    @property
+    def certificate(self) -> Mapping[str, Any] | None:
+        """The caller's verified certificate, as ssl.SSLSocket.getpeercert gives it; None: none."""
+        certificate: Mapping[str, Any] | None
+        certificate = self._protocol.socket.get_extra_info("peercert")
+        return certificate
 
     async def abort(
         self, code: Any, details: str = "", trailing_metadata: Metadata = ()
     ) -> NoReturn:
-        """Ends the call with a status; raises grpc.aio.AbortError."""
-        self.aborted = code, details, trailing_metadata
-        raise grpc.aio.AbortError
+        """Ends the call with a status; raises RefusedError, as a handler may by itself."""
+        raise RefusedError(Status(code.value[0]), details, trailing_metadata)
 
     async def send_initial_metadata(self, metadata: Metadata) -> None:
         """Sends the headers of the answer with this metadata, if they were not sent before."""
@@ -159,7 +161,7 @@ class Call(Received):
         if entering.cancelled() or self._stream.finished:
             return
         if (error := entering.exception()) is not None:
-            self.refuse(error)
+            self.failed(error)
         elif self._came is not None:
             self.begin_stream()
         elif self._ended:
@@ -172,15 +174,8 @@ class Call(Received):
 
     def too_large(self, refused: RefusedError) -> None:
         """Ends the call, since a message has more bytes than its method may get."""
-        self.refuse(refused)
+        self.failed(refused)
         self.reset()
-
-    def refuse(self, error: BaseException) -> None:
-        """Ends a call that the gate refused."""
-        if isinstance(error, RefusedError):
-            self._finish(error.status, error.message, error.metadata)
-        else:
-            self._failed(error)
 
     def begin_stream(self) -> None:
         """Runs the handler of a streaming request."""
@@ -224,27 +219,24 @@ class Call(Received):
         if content is None:
             if not self._stream.finished:
                 self._finish(Status.INTERNAL, "a unary request without a message")
-        elif self.handler.response_streaming:
-            if self._has_room():
-                unary_stream: Any = self.handler.unary_stream
-                self._spawn(lambda: unary_stream(content, self))
-        else:
+        elif self.at_once:
             unary: Any = self.handler.unary_unary
-            if self.at_once:
-                self._begin(unary(content, self))
-            else:
-                self._spawn(lambda: self._rest(unary(content, self)))
+            self._begin(unary(content, self))
+        elif not self.handler.response_streaming or self._has_room():
+            self._spawn(lambda: self._handled(content))
 
     async def _begin_packed(self) -> None:
         content = await self.take_packed()
-        if content is None:
-            return
+        if content is not None and (not self.handler.response_streaming or self._has_room()):
+            await self._handled(content)
+
+    def _handled(self, content: bytes) -> Awaitable[Any]:
+        """Runs the handler of a request of one message."""
         handler: Any = self.handler
         if handler.response_streaming:
-            if self._has_room():
-                await handler.unary_stream(content, self)
-        else:
-            await self._rest(handler.unary_unary(content, self))
+            answers: Awaitable[Any] = handler.unary_stream(content, self)
+            return answers
+        return self._rest(handler.unary_unary(content, self))
 
     def reset(self) -> None:
         """Called when the peer has left, or the connection is gone."""
@@ -266,7 +258,7 @@ class Call(Received):
         except StopIteration as done:
             self._answer(done.value)
         except (Exception, asyncio.CancelledError) as error:
-            self._failed(error)
+            self.failed(error)
         else:
             self._spawn(lambda: self._rest(_resumed(answer, awaited)), context)
 
@@ -300,7 +292,7 @@ class Call(Received):
                 self._task.cancel()
             await work()
         except (Exception, asyncio.CancelledError) as error:
-            self._failed(error)
+            self.failed(error)
         else:
             self._finish(Status.OK)
         finally:
@@ -316,11 +308,10 @@ class Call(Received):
         self._finish(Status.DEADLINE_EXCEEDED, PASSED)
         self.reset()
 
-    def _failed(self, error: BaseException) -> None:
-        """A handler ended by an exception."""
-        if isinstance(error, grpc.aio.AbortError) and self.aborted is not None:
-            code, details, metadata = self.aborted
-            self._finish(Status(code.value[0]), details, metadata)
+    def failed(self, error: BaseException) -> None:
+        """Ends the call by an exception of its handler, or of the gate."""
+        if isinstance(error, RefusedError):
+            self._finish(error.status, error.message, error.metadata)
         elif isinstance(error, asyncio.CancelledError):
             self._finish(Status.CANCELLED, "the call was cancelled")
         else:
@@ -368,18 +359,17 @@ class Calls:
         self._at_once = at_once
         self._open = open_calls
         self._gate = gate
-        self._deadlines = Deadlines(protocol)
-        self._peer: Peer | None = None
 
-    @property
-    def peer(self) -> Peer:
-        """Address and certificate names of the connection's peer."""
-        if self._peer is None:
-            self._peer = Peer(self.protocol.socket)
-        return self._peer
+    @cached_property
+    def host(self) -> str:
+        """See Call.host."""
+        name = self.protocol.socket.get_extra_info("peername")
+        if isinstance(name, tuple):
+            return unmapped(name[0])
+        return UNIX_CLIENT if isinstance(name, (str, bytes)) else "?"  # it is gone already
 
     def opened(self, stream: Stream, head: Head) -> None:
-        """See messages.Service."""
+        """See streams.Service."""
         path = head.path
         handler = self._methods.get(path)
         if handler is None:
@@ -388,11 +378,10 @@ class Calls:
         if head.metadata is None:
             self._refuse(stream, Status.INTERNAL, "metadata of a -bin name that is no base64")
             return
-        try:
-            deadline_s = self._deadlines.of(head)
-        except NoTimeoutError as error:
-            self._refuse(stream, Status.INTERNAL, str(error))
+        if head.timeout_fault:
+            self._refuse(stream, Status.INTERNAL, head.timeout_fault)
             return
+        deadline_s = None if head.timeout_s is None else self.clock() + head.timeout_s
         call = stream.call = Call(self, stream, handler, head, deadline_s)
         self._open.add(call)
         stream.bytes_max = self._gate.bytes_max(path)
@@ -400,33 +389,33 @@ class Calls:
         try:
             entering = self._gate.enter(call, path)
         except RefusedError as refused:
-            call.refuse(refused)
+            call.failed(refused)
             return
         if entering is not None:
             call.enter_after(entering)
         if deadline_s is not None:
-            self._deadlines.add(call)
+            self.protocol.timed.append(call)
         if handler.request_streaming:
             call.begin_stream()
 
     def message(self, stream: Stream, content: bytes, *, packed: bool) -> None:
-        """See messages.Service."""
+        """See streams.Service."""
         if stream.call is not None:
             stream.call.message(content, packed=packed)
 
     def too_large(self, stream: Stream, size: int) -> None:
-        """See messages.Service."""
+        """See streams.Service."""
         call = stream.call
         if call is not None:
             call.too_large(self._gate.too_large(call, call.path, size))
 
     def half_closed(self, stream: Stream) -> None:
-        """See messages.Service."""
+        """See streams.Service."""
         if stream.call is not None:
             stream.call.half_closed()
 
     def reset(self, stream: Stream) -> None:
-        """See messages.Service."""
+        """See streams.Service."""
         call = stream.call
         if call is not None:
             self.over(stream)

@@ -9,7 +9,7 @@ Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
 
 
 class RefusedError(Exception):
-    """A call that the gate refuses, or that has too large a message."""
+    """Ends a call with a status, whether the gate or its handler raises it."""
 
     def __init__(self, status: Status, message: str, metadata: Metadata = ()) -> None:
         super().__init__(message)

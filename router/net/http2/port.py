@@ -11,15 +11,15 @@ Laws:
 import asyncio
 import random
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
 
-from router.net.http2.messages import Service
 from router.net.http2.sockets import Bounds, Http2Protocol
+from router.net.http2.streams import Service
 from router.net.listener.connections import Connections, PortBounds
 from router.net.listener.held import PortHeld
 from router.net.listener.listener import Listener, Speaks
@@ -68,14 +68,10 @@ class Http2Port:
         self._bounds = bounds
         self._rng = rng
         self.connections = Connections(name, bounds.port)
+        """The port's connections: the open ones, and counts of closed ones."""
         self._held = self.connections.held = PortHeld()
         self._unpacking = asyncio.Lock()
-        self.open: dict[Http2Protocol, float] = {}
-        """-> when it gets a GOAWAY, by the loop's clock."""
-        self._leaving: dict[Http2Protocol, float] = {}
-        """Those that got one -> when; inf: it was closed since."""
-        self._farewells: dict[Http2Protocol, float] = {}
-        """Those that got their last bytes -> when."""
+        self.open: set[Http2Protocol] = set()
         speaks = Speaks(tls, allows_plain, "h2")
         self._listener = Listener(self._connection, self.connections, speaks, came=came)
         self._unix = Listener(self._connection, self.connections, Speaks())
@@ -111,23 +107,16 @@ class Http2Port:
         """
         self.go_away(last=False)
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(FAREWELL_S):
-                    while any(map(_reads_on, self.open)):  # noqa: ASYNC110
-                        await asyncio.sleep(0.01)  # nothing says so
+            await _while_any(_reads_on, self.open, FAREWELL_S)
         finally:
             self.go_away(last=True)
 
     async def until_read(self) -> None:
         """Returns once the peers have read all bytes, or FAREWELL_S after the kernel has them."""
-        while any(connection.unsent_bytes for connection in self.open):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)  # nothing says so
+        await _while_any(lambda connection: connection.unsent_bytes > 0, self.open)
         for connection in list(self.open):
             _send_last(connection)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL_S):
-                while any(map(_has_unread, self.open)):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)  # nothing says so
+        await _while_any(_has_unread, self.open, FAREWELL_S)
 
     def close(self) -> None:
         """Closes the connections after the bytes that were written."""
@@ -144,20 +133,17 @@ class Http2Port:
             held=self._held,
             unpacking=self._unpacking,
         )
-        age_s = self._bounds.age_s
-        now_s = asyncio.get_running_loop().time()
-        self.open[connection] = (
-            inf if age_s is None else now_s + age_s * self._rng.uniform(0.9, 1.1)
-        )
+        if (age_s := self._bounds.age_s) is not None:
+            now_s = asyncio.get_running_loop().time()
+            connection.until_s = now_s + age_s * self._rng.uniform(0.9, 1.1)
+        self.open.add(connection)
         return connection
 
     def _left(self, left: Callable[[], None], connection: Http2Protocol) -> None:
         left()
         if connection.fault:
             self.connections.closed[connection.fault] += 1
-        self.open.pop(connection, None)
-        self._leaving.pop(connection, None)
-        self._farewells.pop(connection, None)
+        self.open.discard(connection)
 
     async def _look(self) -> None:
         """Checks the age and silence of all connections repeatedly."""
@@ -168,42 +154,50 @@ class Http2Port:
 
     def _look_at_all(self, now_s: float) -> None:
         """Pings silent connections, and ends old ones."""
-        for connection, until_s in list(self.open.items()):
+        for connection in list(self.open):
             silent_s = now_s - connection.received_s
             if silent_s > self._bounds.keepalive_s + KEEPALIVE_TIMEOUT_S:
-                self.connections.closed["keepalive"] += 1
+                connection.fault = "keepalive"
                 connection.abort()
             elif silent_s > self._bounds.keepalive_s and not connection.pinged:
                 connection.ping()
-            if connection in self._leaving:
+            if connection.left_s < inf:
                 self._end(connection, now_s)
-            elif now_s >= until_s:
+            elif now_s >= connection.until_s:
                 self._go_away(connection, last=False)
-                self._leaving[connection] = now_s
+                connection.left_s = now_s
 
     def _end(self, connection: Http2Protocol, now_s: float) -> None:
         """Closes an old connection once it has no more calls, or its grace is over."""
-        left_s = now_s - self._leaving[connection]
-        if left_s == -inf:  # it was closed, and its peer does not read the last bytes
+        left_s = now_s - connection.left_s
+        if connection.fault:  # it was closed, and its peer does not read the last bytes
             connection.abort()
         elif left_s >= self._bounds.age_grace_s:
-            self.connections.closed["age"] += 1
+            connection.fault = "age"
             connection.close()
-            self._leaving[connection] = inf
         elif connection.http2.last_sent:
-            if (
-                connection.http2.read_all
-                or now_s - self._farewells.get(connection, now_s) >= FAREWELL_S
-            ):
+            if connection.http2.read_all or now_s - connection.farewell_s >= FAREWELL_S:
                 connection.close()
         elif not connection.http2.streams and left_s >= FAREWELL_S:
             self._go_away(connection, last=True)
             _send_last(connection)
-            self._farewells[connection] = now_s
+            connection.farewell_s = now_s
 
     def _go_away(self, connection: Http2Protocol, *, last: bool) -> None:
         connection.http2.go_away(last=last)
         connection.flush()
+
+
+async def _while_any(
+    holds: Callable[[Http2Protocol], bool],
+    connections: Collection[Http2Protocol],
+    most_s: float | None = None,
+) -> None:
+    """Returns once this holds for none of the connections, or after most_s."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(most_s):
+            while any(map(holds, connections)):  # noqa: ASYNC110  # nothing says so
+                await asyncio.sleep(0.01)
 
 
 def _reads_on(connection: Http2Protocol) -> bool:

@@ -24,13 +24,17 @@ _RESERVED = frozenset(
     ("te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding")
 )
 _GRPC = "application/grpc"
+_UNITS_S = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "S": 1.0, "M": 60.0, "H": 3600.0}
+PASSED = "the call's deadline passed before its answer"
+"""What a call ends with that is over its grpc-timeout."""
 
 
 class Head:
     """The fields of a header block, and their meaning at the start of a stream."""
 
     __slots__ = (
-        "content_length", "encoding", "fault", "fields", "is_grpc", "metadata", "path", "timeout",
+        "content_length", "encoding", "fault", "fields", "is_grpc", "metadata", "path",
+        "timeout_fault", "timeout_s",
     )  # fmt: skip
 
     def __init__(self, fields: Sequence[Field]) -> None:
@@ -42,10 +46,25 @@ class Head:
         content_type = values.get("content-type", "")
         self.is_grpc = content_type == _GRPC or content_type.startswith((_GRPC + "+", _GRPC + ";"))
         self.encoding = values.get("grpc-encoding", "identity")
-        self.timeout = values.get("grpc-timeout")
+        timeout = values.get("grpc-timeout")
+        self.timeout_s = None if timeout is None else timeout_s(timeout)
+        """Seconds from these headers to the call's deadline; None: it has none."""
+        self.timeout_fault = ""
+        """What is wrong with the call's timeout; empty: nothing."""
+        if timeout is not None and self.timeout_s is None:
+            self.timeout_fault = f"the header grpc-timeout has no valid value: {timeout[:32]!r}"
         self.content_length = int(values["content-length"]) if _length(values) else None
         self.metadata = _metadata(fields)
         """Name -> text, or bytes of `-bin` names; None: some of these are no base64."""
+
+
+def timeout_s(text: str) -> float | None:
+    """Seconds of a `grpc-timeout` value; None: it is invalid."""
+    unit = _UNITS_S.get(text[-1:])
+    digits = text[:-1]
+    if unit is None or not digits.isascii() or not digits.isdigit() or len(digits) > 8:
+        return None
+    return int(digits) * unit
 
 
 def trailers_fault(fields: Iterable[Field]) -> str:

@@ -1,4 +1,4 @@
-"""The gRPC server: methods, their calls, and a port (port.Http2Port) with a Unix socket beside it.
+"""The gRPC server: methods and their calls on a port (port.Http2Port).
 
 One thread, one event loop, no task for an answer that needs no wait.
 
@@ -12,16 +12,14 @@ import ssl
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from inspect import isasyncgenfunction
-from pathlib import Path
 
 from router.net.http2.calls import Call, Calls, Handler
 from router.net.http2.gate import Gate, Open
 from router.net.http2.port import Http2Port, ServerBounds
-from router.net.listener.connections import Connections
 
 
-class Http2Server:
-    """A gRPC server on one port."""
+class Http2Server(Http2Port):
+    """A gRPC server on one port, and on a Unix socket beside it."""
 
     def __init__(
         self,
@@ -39,10 +37,11 @@ class Http2Server:
         """
         doorway = gate or Open(bounds.connection.message_max)
         self._methods: dict[str, Handler] = {}
-        self._open: set[Call] = set()
-        self._port = Http2Port(
+        self._calls: set[Call] = set()
+        """The open ones."""
+        super().__init__(
             "grpc",
-            lambda protocol: Calls(protocol, self._methods, at_once, self._open, doorway),
+            lambda protocol: Calls(protocol, self._methods, at_once, self._calls, doorway),
             bounds,
             rng=rng,
             tls=tls,
@@ -50,18 +49,9 @@ class Http2Server:
         )
 
     @property
-    def port(self) -> int:
-        return self._port.port
-
-    @property
-    def connections(self) -> Connections:
-        """The server's connections: the open ones, and counts of closed ones."""
-        return self._port.connections
-
-    @property
     def calls(self) -> int:
         """Number of open calls."""
-        return len(self._open)
+        return len(self._calls)
 
     def add(self, service: str, handlers: Mapping[str, Handler]) -> None:
         """Registers the methods of a service; their handlers take and give bytes. Raises
@@ -80,28 +70,18 @@ class Http2Server:
                 )
             self._methods[method] = handler
 
-    async def start(self, host: str, port: int) -> None:
-        """Listens; raises OSError."""
-        await self._port.start(host, port)
-
-    def start_unix(self, path: Path, mode: int) -> None:
-        """Listens on a unix socket, too, without TLS. mode: permissions of its file. Raises
-        OSError.
-        """
-        self._port.start_unix(path, mode)
-
     async def stop(self, grace_s: float) -> None:
         """Takes no more connections and calls, and stops after the open calls and the last bytes of
         their answers, or after grace_s.
         """
-        await self._port.stop_accepting()
+        await self.stop_accepting()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await self._port.farewell()
-                while self._open:  # noqa: ASYNC110  # ends of calls set no event
+                await self.farewell()
+                while self._calls:  # noqa: ASYNC110  # ends of calls set no event
                     await asyncio.sleep(0.01)
-                await self._port.until_read()
-        self._port.close()
-        for call in list(self._open):
+                await self.until_read()
+        self.close()
+        for call in list(self._calls):
             call.reset()
-        self._open.clear()
+        self._calls.clear()

@@ -3,20 +3,23 @@
 Laws:
 - nothing is read from a connection while bytes for it wait in the socket, or bytes of it wait for
   their turn (frames.TURN_WORK);
-- answers of which a peer takes nothing for Bounds.read_s end, whole or not.
+- answers of which a peer takes nothing for Bounds.read_s end, whole or not;
+- a deadline counts from a call's headers; a call that is over within the turn in which it was
+  opened gets no timer.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from math import inf
+from typing import Any, Protocol
 
 from typing_extensions import override
 
 from router.net.http2.frames import HEADERS_MAX, MESSAGE_MAX, ConnectionFault
 from router.net.http2.machine import Connection
-from router.net.http2.messages import Service
+from router.net.http2.streams import Service
 from router.net.listener.addresses import unmapped
 from router.net.listener.held import Held, PortHeld
 from router.net.listener.seldom import Seldom
@@ -40,6 +43,13 @@ class Bounds:
     """See calm.Calm."""
     read_s: float = 20.0
     """Seconds in which a peer must take some of what waits for it."""
+
+
+class Timed(Protocol):
+    """Interface: a call with a deadline."""
+
+    def await_deadline(self) -> None:
+        """Sets a timer for the deadline, if the call is still open."""
 
 
 class Http2Protocol(asyncio.Protocol):
@@ -75,8 +85,14 @@ class Http2Protocol(asyncio.Protocol):
         self._clock = asyncio.get_running_loop().time
         self.received_s = self._clock()
         """When the peer last sent something."""
+        self.until_s = inf
+        """When its port sends it a GOAWAY for its age, by the loop's clock."""
+        self.left_s = inf
+        """When that GOAWAY was sent; inf: it was not."""
+        self.farewell_s = inf
+        """When the last bytes were sent to it for its age; inf: they were not."""
         self.fault = ""
-        """Why it is closed from here: `malformed`, `held`; empty: for another reason."""
+        """Why it is closed from here, as connections.REASONS have it; empty: for another reason."""
         self._look: asyncio.TimerHandle | None = None
         """While bytes wait for the peer."""
         self.pinged = False
@@ -84,8 +100,9 @@ class Http2Protocol(asyncio.Protocol):
         self._room: asyncio.Future[None] | None = None
         """Done once the socket takes bytes again; None: it does."""
         self._receiving = False
-        self.on_turn_over: Callable[[], None] | None = None
-        """Called once, after the calls of the bytes that are being received."""
+        self.timed: list[Timed] = []
+        """Calls with a deadline that the bytes opened which are being received: few are still open
+        after these, and only those get a timer."""
         self._waits = False
         """Whether bytes of the peer, or calls that ended with the connection, wait for the next
         turn."""
@@ -116,16 +133,17 @@ class Http2Protocol(asyncio.Protocol):
                 self._take_turn()
         except ConnectionFault as fault:
             self.fault = "malformed"
-            self.on_turn_over = None  # it refers to this, and is not called
+            self.timed.clear()
             _faults.log(self.received_s, "%s: the connection is closed: %s", self.peer, fault)
             self._write()
             self._transport.close()
             return
         finally:
             self._receiving = False
-        if self.on_turn_over is not None:
-            over, self.on_turn_over = self.on_turn_over, None
-            over()
+        if self.timed:
+            timed, self.timed = self.timed, []
+            for call in timed:
+                call.await_deadline()
         if self.http2.trouble:
             _faults.log(self.received_s, "%s: %s", self.peer, self.http2.trouble)
             self.http2.trouble = ""

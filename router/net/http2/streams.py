@@ -1,6 +1,10 @@
-"""The open streams of one HTTP/2 connection, and how they end. Pure.
+"""The open streams of one HTTP/2 connection: their messages, and how they end. Pure.
 
 Laws:
+- a message has its stream's bytes_max at most, unpacked or not; what would exceed that ends its
+  call before more of it is kept;
+- the begin of a message is held (held.Held) until its end comes;
+- a packed message stays packed until its handler takes it;
 - an error of a stream ends that stream with RST_STREAM, and no other;
 - an answer that its peer does not get, or that it gives up by an RST_STREAM soon after, is unsent;
 - of streams that are over, REMEMBERED_MAX are known: those whose peers may send on, and those whose
@@ -10,21 +14,62 @@ Laws:
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from router.net.http2.frames import (
     END_STREAM,
     REMEMBERED_MAX,
     TURN_STREAMS,
+    U32,
     Code,
     Status,
     reset_frame,
 )
-from router.net.http2.messages import Messages, Over, Service
+from router.net.http2.packing import TooLargeError, unpacking
+from router.net.http2.requests import Head
 from router.net.http2.sending import Sending, Stream
 from router.net.listener.held import STREAM_BYTES, Held
 
 _Known = TypeVar("_Known")
+
+
+class Service(Protocol):
+    """Interface: what a connection's streams call."""
+
+    def opened(self, stream: Stream, head: Head) -> None:
+        """Called when a call begins; `Connection.finish` refuses it. Sets the stream's
+        bytes_max.
+        """
+
+    def message(self, stream: Stream, content: bytes, *, packed: bool) -> None:
+        """Called with a complete message. packed: whether it is compressed; `Connection.unpacking`
+        gives its bytes.
+        """
+
+    def too_large(self, stream: Stream, size: int) -> None:
+        """Called for a message of more than the stream's bytes_max, at least `size` bytes, which
+        ends its call.
+        """
+
+    def half_closed(self, stream: Stream) -> None:
+        """Called when no more messages come."""
+
+    def reset(self, stream: Stream) -> None:
+        """Called when the call is over because its peer reset it, or is gone."""
+
+
+class Over:
+    """The service of a connection that is gone; does nothing."""
+
+    def opened(self, stream: Stream, head: Head) -> None: ...
+
+    def message(self, stream: Stream, content: bytes, *, packed: bool) -> None: ...
+
+    def too_large(self, stream: Stream, size: int) -> None: ...
+
+    def half_closed(self, stream: Stream) -> None: ...
+
+    def reset(self, stream: Stream) -> None: ...
 
 
 class Streams:
@@ -34,9 +79,8 @@ class Streams:
         """held: counts the bytes that this connection holds."""
         self._service = service
         self.held = held
-        self._messages = Messages(service, self.end, held)
         self.streams: dict[int, Stream] = {}
-        self._sending = sending = Sending(held, self._over, self._messages.full)
+        self._sending = sending = Sending(held, self._over, self.full)
         self.out = sending.out
         """Bytes to write; the caller empties it."""
         self.send, self.reply, self.accept = sending.send, sending.reply, sending.accept
@@ -62,7 +106,7 @@ class Streams:
         """Ends this side of a stream after its waiting bytes. metadata: trailers beside the
         status.
         """
-        self._messages.forget(stream)
+        self._forget_message(stream)
         self._sending.finish(stream, status, message, metadata)
 
     def end(self, stream: Stream, status: Status, message: str) -> None:
@@ -76,16 +120,6 @@ class Streams:
         stream.held = held
         if not held:
             self._sending.give_credit(stream)
-
-    def unpacking(self, stream: Stream, content: bytes) -> Generator[None, None, bytes | None]:
-        """A generator that unpacks a compressed message in steps; its result is the bytes, or None
-        if that ended the call.
-        """
-        return self._messages.unpacking(stream, content)
-
-    def full(self, stream: Stream) -> None:
-        """Ends a call because the bound on held bytes is reached."""
-        self._messages.full(stream)
 
     def stuff(self, *, full: bool) -> None:
         """Sets whether the socket is full."""
@@ -101,7 +135,7 @@ class Streams:
             if not stream.finished:
                 self._service.reset(stream)
             _give_up(stream)
-            self._messages.forget(stream)
+            self._forget_message(stream)
             about = f"results were not read for {read_s:g} s"
             self._sending.cut(stream, Status.DEADLINE_EXCEEDED, about)
         return len(unread)
@@ -120,7 +154,6 @@ class Streams:
     def _let_go(self) -> None:
         """Nothing of a connection that is gone refers to itself: see listener.py."""
         self._service = Over()
-        self._messages.let_go()
         self._sending.let_go()
         self._answered.clear()
 
@@ -128,6 +161,67 @@ class Streams:
     def waiting_bytes(self) -> int:
         """Bytes that wait because the peer has no room for them."""
         return self._sending.waiting_bytes
+
+    # Messages
+
+    def _take(self, stream: Stream, payload: bytes) -> None:
+        """Takes bytes of a stream."""
+        if stream.finished:
+            return  # its answer is whole, and waits for the peer's room
+        inbox = stream.inbox
+        if not inbox and len(payload) >= 5:
+            size = 5 + U32.unpack_from(payload, 1)[0]
+            if size == len(payload) <= stream.bytes_max + 5:  # as most frames are
+                self._service.message(stream, payload[5:], packed=payload[0] != 0)
+                return
+        elif len(inbox) >= 5:
+            size = 5 + U32.unpack_from(inbox, 1)[0]
+            if size == len(inbox) + len(payload) <= stream.bytes_max + 5:  # as most ends are
+                packed, content = inbox[0] != 0, b"".join((memoryview(inbox)[5:], payload))
+                self._forget_message(stream)
+                self._service.message(stream, content, packed=packed)
+                return
+        if not self.held.take(len(payload)):
+            self.full(stream)
+            return
+        inbox += payload
+        while len(inbox) >= 5 and not stream.finished:
+            size = 5 + U32.unpack_from(inbox, 1)[0]
+            if size > stream.bytes_max + 5:
+                self._service.too_large(stream, size - 5)
+                return
+            if len(inbox) < size:
+                return
+            packed, content = inbox[0] != 0, bytes(inbox[5:size])
+            del inbox[:size]
+            self.held.free(size)
+            self._service.message(stream, content, packed=packed)
+
+    def full(self, stream: Stream) -> None:
+        """Ends a call because the bound on held bytes is reached."""
+        about = f"over {self.held.bytes_max} bytes wait on this connection"
+        self.end(stream, Status.RESOURCE_EXHAUSTED, about)
+
+    def _forget_message(self, stream: Stream) -> None:
+        """Drops an incomplete message of a call that is over."""
+        if stream.inbox:
+            self.held.free(len(stream.inbox))
+            stream.inbox.clear()
+
+    def unpacking(self, stream: Stream, content: bytes) -> Generator[None, None, bytes | None]:
+        """A generator that unpacks a compressed message in steps; its result is the bytes, or None
+        if that ended the call.
+        """
+        try:
+            return (yield from unpacking(content, stream.encoding, stream.bytes_max))
+        except TooLargeError:
+            self._service.too_large(stream, stream.bytes_max + 1)
+        except LookupError:
+            about = f"messages of grpc-encoding {stream.encoding[:64]!r} are not read here"
+            self.end(stream, Status.UNIMPLEMENTED, about)
+        except ValueError as error:
+            self.end(stream, Status.INTERNAL, str(error))
+        return None
 
     # Ends of streams
 
@@ -149,7 +243,7 @@ class Streams:
         was_open = not stream.finished
         stream.finished = stream.ended = True
         self._sending.forget(stream)
-        self._messages.forget(stream)
+        self._forget_message(stream)
         if was_open:
             self._service.reset(stream)
         _give_up(stream)

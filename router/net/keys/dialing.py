@@ -3,8 +3,9 @@
 import logging
 import ssl
 from collections.abc import Callable
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import grpc
 
@@ -15,15 +16,17 @@ from router.net.keys.followed import FOLLOW_S, reason_of
 
 log = logging.getLogger("kvroute.keys")
 
+_Value = TypeVar("_Value")
+
 
 def dial_options(settings: DialSettings, clock: Callable[[], float]) -> dict[str, Any]:
     """Arguments of KvRouteClient; raises ConfigError. clock: monotonic seconds."""
     options: dict[str, Any] = {}
     try:
         if settings.tls or settings.ca_file or settings.certificate_file:
-            options["credentials"] = CredentialFiles(settings, clock)
+            options["credentials"] = credential_files(settings, clock)
         if settings.token_file is not None:
-            options["token"] = TokenFile(settings.token_file, clock)
+            options["token"] = token_file(settings.token_file, clock)
     except (OSError, ValueError) as error:
         raise ConfigError(reason_of(error)) from error
     if settings.name is not None:
@@ -31,66 +34,55 @@ def dial_options(settings: DialSettings, clock: Callable[[], float]) -> dict[str
     return options
 
 
-class TokenFile:
-    """A bearer token in a file, which is read again when it changes."""
+class ReadAgain(Generic[_Value]):
+    """What files hold, read again when they may have changed."""
 
-    def __init__(self, file: str, clock: Callable[[], float]) -> None:
-        """Raises OSError or ValueError."""
-        self._file = file
+    def __init__(self, read: Callable[[], _Value], clock: Callable[[], float]) -> None:
+        """read: raises OSError or ValueError for files that can't be used, and so does this."""
+        self._read = read
         self._clock = clock
-        self._token = read_token(file)
+        self._value = read()
         self._read_s = clock()
 
-    def __call__(self) -> str:
-        """The token; while the file can't be read, the last one read."""
+    def __call__(self) -> _Value:
+        """What they hold; while they can't be used, what they held before."""
         if self._clock() - self._read_s >= FOLLOW_S:
             self._read_s = self._clock()
+            before = self._value
             try:
-                self._token = read_token(self._file)
-            except (OSError, ValueError):
-                return self._token  # a router refuses it once it counts no more
-        return self._token
-
-
-class CredentialFiles:
-    """TLS credentials in files, which are read again when they change."""
-
-    def __init__(self, settings: DialSettings, clock: Callable[[], float]) -> None:
-        """Raises OSError or ValueError."""
-        if (settings.certificate_file is None) != (settings.key_file is None):
-            raise ValueError("a certificate needs its key, and a key its certificate")
-        self._files = settings.ca_file, settings.key_file, settings.certificate_file
-        self._clock = clock
-        self._content = self._read()
-        self._credentials = grpc.ssl_channel_credentials(*self._content)
-        self._read_s = clock()
-
-    def __call__(self) -> grpc.ChannelCredentials:
-        """The credentials; while the files can't be used, the last ones read."""
-        if self._clock() - self._read_s >= FOLLOW_S:
-            self._read_s = self._clock()
-            try:
-                self._renew(self._read())
+                self._value = self._read()
             except (OSError, ValueError) as error:
                 log.warning("credentials to routers not read again: %s", reason_of(error))
-        return self._credentials
+            if self._value != before:
+                log.info("credentials to routers read again")
+        return self._value
 
-    def _renew(self, content: tuple[bytes | None, ...]) -> None:
-        if content != self._content:
-            self._content = content
-            self._credentials = grpc.ssl_channel_credentials(*content)
-            log.info("credentials to routers read again")
 
-    def _read(self) -> tuple[bytes | None, ...]:
-        """Raises OSError or ValueError: a certificate and a key that don't fit together are a
-        rotation that is not whole yet."""
-        _, key, certificate = self._files
-        if key is not None and certificate is not None:
-            try:
-                ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key)
-            except ssl.SSLError as error:
-                raise ValueError(f"{certificate} and {key} don't fit: {error.reason}") from error
-        return tuple(map(_content, self._files))
+def token_file(file: str, clock: Callable[[], float]) -> ReadAgain[str]:
+    """A bearer token in a file. Raises OSError or ValueError."""
+    return ReadAgain(partial(read_token, file), clock)
+
+
+def credential_files(
+    settings: DialSettings, clock: Callable[[], float]
+) -> ReadAgain[grpc.ChannelCredentials]:
+    """TLS credentials in files, the same object until they change. Raises OSError or ValueError."""
+    if (settings.certificate_file is None) != (settings.key_file is None):
+        raise ValueError("a certificate needs its key, and a key its certificate")
+    credentials_of = lru_cache(maxsize=1)(grpc.ssl_channel_credentials)
+    return ReadAgain(lambda: credentials_of(*_contents(settings)), clock)
+
+
+def _contents(settings: DialSettings) -> tuple[bytes | None, bytes | None, bytes | None]:
+    """CA, key and certificate. Raises OSError or ValueError: a certificate and a key that don't fit
+    together are a rotation that is not whole yet."""
+    key, certificate = settings.key_file, settings.certificate_file
+    if key is not None and certificate is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key)
+        except ssl.SSLError as error:
+            raise ValueError(f"{certificate} and {key} don't fit: {error.reason}") from error
+    return _content(settings.ca_file), _content(key), _content(certificate)
 
 
 def _content(file: str | None) -> bytes | None:

@@ -1,13 +1,18 @@
 """An identity: the owner of a key, and its rights. Pure."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Annotated
 
+from msgspec import Meta
+
+from events.plane.settings import Settings
 from router.net.keys.rights import ALL, Right
 from router.request.refusal import Reason, Refusal
 
 TENANT_MAX = 256
+INT32_MAX = (1 << 31) - 1
 PRIORITY_MAX = 0
 """Greatest priority of a gateway's clients, unless their key says more: a request may stand back,
 and may not push in. Fair shares by default would not do: they change the order of all requests, and
@@ -15,20 +20,19 @@ a rank still decides within a tenant's bands."""
 EVERYTHING = ("*",)
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance:
+class Allowance(Settings, frozen=True):
     """Limits of an identity in one process; None: there is none."""
 
-    requests_per_s: float | None = None
+    requests_per_s: Annotated[float, Meta(gt=0)] | None = None
     """Routes and items of streams; a burst may have those of one second."""
-    reservations: int | None = None
+    reservations: Annotated[int, Meta(ge=1)] | None = None
     """Open at once."""
-    streams: int | None = None
+    streams: Annotated[int, Meta(ge=1)] | None = None
     """Calls open at once that stream."""
-    mib_per_s: float | None = None
+    mib_per_s: Annotated[float, Meta(gt=0)] | None = None
     """MiB a second of messages to the router; a burst may have those of one second, and one
     message."""
-    priority: int | None = None
+    priority: Annotated[int, Meta(ge=-INT32_MAX, le=INT32_MAX)] | None = None
     """The greatest that a request may have; None: PRIORITY_MAX through a gateway, any over gRPC,
     whose callers rank the requests of others."""
 
@@ -48,7 +52,7 @@ class Identity:
     """Patterns of the models that requests may name."""
     workers: tuple[str, ...] = EVERYTHING
     """Patterns of the ids that fleet commands may name, and that lists show."""
-    limits: Allowance = field(default=NO_LIMITS)
+    limits: Allowance = NO_LIMITS
 
     @property
     def is_bounded(self) -> bool:

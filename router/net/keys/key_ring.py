@@ -8,7 +8,7 @@ Laws:
 import hashlib
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -17,7 +17,7 @@ from msgspec import Meta
 from events.plane.mistakes import of_value
 from events.plane.settings import Settings
 from router.config.keys import ConfigError
-from router.net.keys.identity import TENANT_MAX, Allowance, Identity
+from router.net.keys.identity import EVERYTHING, NO_LIMITS, TENANT_MAX, Allowance, Identity
 from router.net.keys.rights import Right
 
 IDENTITIES_MAX = 10_000
@@ -25,7 +25,6 @@ KEYS_MAX = 64
 """Tokens, certificates or accounts of one identity: more than a rotation needs."""
 TOKEN_BYTES = 32
 PREFIX = "sha256:"
-INT32_MAX = (1 << 31) - 1
 
 Hash = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$")]
 Text = Annotated[str, Meta(min_length=1, max_length=2048)]
@@ -54,31 +53,19 @@ class Account(Settings, frozen=True):
     """The claim `sub`, such as system:serviceaccount:NAMESPACE:NAME."""
 
 
-class Limits(Settings, frozen=True):
-    """Limits of an identity in each process; None: there is none."""
-
-    requests_per_s: Annotated[float, Meta(gt=0)] | None = None
-    reservations: Annotated[int, Meta(ge=1)] | None = None
-    streams: Annotated[int, Meta(ge=1)] | None = None
-    mib_per_s: Annotated[float, Meta(gt=0)] | None = None
-    priority: Annotated[int, Meta(ge=-INT32_MAX, le=INT32_MAX)] | None = None
-
-
 class Entry(Settings, frozen=True):
     """One identity."""
 
     name: Annotated[str, Meta(min_length=1, max_length=256)]
-    rights: tuple[
-        Literal["route", "report", "report_any", "observe", "administer", "engine_fields"], ...
-    ]
+    rights: tuple[Right, ...]
     tokens: Annotated[tuple[Hash, ...], Meta(max_length=KEYS_MAX)] = ()
     certificates: Annotated[tuple[Text, ...], Meta(max_length=KEYS_MAX)] = ()
     """URIs (spiffe://...) and host names of certificates, or cn:NAME."""
     accounts: Annotated[tuple[Account, ...], Meta(max_length=KEYS_MAX)] = ()
     tenant: Annotated[str, Meta(max_length=TENANT_MAX)] = ""
-    models: tuple[Text, ...] = ("*",)
-    workers: tuple[Text, ...] = ("*",)
-    limits: Limits = Limits()
+    models: tuple[Text, ...] = EVERYTHING
+    workers: tuple[Text, ...] = EVERYTHING
+    limits: Allowance = NO_LIMITS
 
 
 class KeyFile(Settings, frozen=True):
@@ -100,7 +87,8 @@ class KeyRing:
         self._accounts: dict[tuple[str, str], Identity] = {}
         _check_issuers(file)
         for i, entry in enumerate(file.identities):
-            identity = _identity(entry)
+            about = entry.tenant, entry.models, entry.workers, entry.limits
+            identity = Identity(entry.name, frozenset(entry.rights), *about)
             if entry.name in self.names:
                 raise ConfigError(f"the name {entry.name!r} is used twice - at `$.identities[{i}]`")
             self.names.add(entry.name)
@@ -177,12 +165,6 @@ def _digest_of(text: str) -> bytes:
     return bytes.fromhex(text.removeprefix(PREFIX))
 
 
-def _identity(entry: Entry) -> Identity:
-    limits = Allowance(**msgspec.structs.asdict(entry.limits))
-    rights = frozenset(map(Right, entry.rights))
-    return Identity(entry.name, rights, entry.tenant, entry.models, entry.workers, limits)
-
-
 def _check_issuers(file: KeyFile) -> None:
     """Raises ConfigError."""
     names: Collection[str] = [issuer.issuer for issuer in file.issuers]
@@ -198,12 +180,15 @@ def _check_issuers(file: KeyFile) -> None:
 
 
 def names_of(certificate: Mapping[str, Any] | None) -> Iterator[str]:
-    """Names of a client's verified certificate, in the form that KeyRing takes."""
+    """Names of a client's verified certificate, in the form that KeyRing takes: SPIFFE ids first.
+
+    certificate: as ssl.SSLSocket.getpeercert gives it; None or empty: there is none.
+    """
     if not certificate:
         return
-    for kind, name in certificate.get("subjectAltName", ()):
-        if kind in ("URI", "DNS", "IP Address"):
-            yield name
+    kinds = ("URI", "DNS", "IP Address", "email")
+    names = [name for kind, name in certificate.get("subjectAltName", ()) if kind in kinds]
+    yield from sorted(names, key=lambda name: not name.startswith("spiffe://"))
     for part in certificate.get("subject", ()):
         for field, value in part:
             if field == "commonName":

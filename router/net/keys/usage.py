@@ -70,10 +70,6 @@ class Usage:
         self._requests = _bucket(limits.requests_per_s, now_s)
         self._bytes = _bucket(limits.mib_per_s and limits.mib_per_s * MIB, now_s)
 
-    def check_model(self, model: str) -> None:
-        """Raises Refusal if the identity may not use a model."""
-        self.identity.check_model(model)
-
     def message(self, size: int) -> None:
         """Counts a message of `size` bytes; raises Refusal beyond a limit."""
         if self._bytes is not None and (wait_s := self._bytes.take(size, self._clock())):

@@ -35,7 +35,7 @@ from router.net.listener.addresses import (
     listening_unix,
     unmapped,
 )
-from router.net.listener.connections import Connections, Place
+from router.net.listener.connections import Begins, Connections, Place
 from router.net.listener.seldom import Seldom
 
 ACCEPTED_TURN = 16
@@ -64,16 +64,8 @@ to send a call again that HTTP/2 itself refuses."""
 log = logging.getLogger("kvroute.connections")
 
 
-class Serves(Protocol):
+class Serves(Begins, Protocol):
     """Interface: an asyncio protocol that serves a connection, and calls `left` at its end."""
-
-    @property
-    def begun(self) -> bool:
-        """See connections.Begins."""
-
-    @property
-    def idle(self) -> bool:
-        """See connections.Begins."""
 
     def give_up(self) -> None:
         """Closes the connection if it is idle."""

@@ -17,11 +17,14 @@ class Seldom:
         self._more = 0
         """Lines left out since the last one."""
 
-    def log(self, now_s: float, words: str, *about: object) -> None:
-        """Logs the words unless the last line was less than LOG_S ago. now_s: monotonic seconds."""
+    def log(
+        self, now_s: float, words: str, *about: object, error: BaseException | None = None
+    ) -> None:
+        """Logs the words unless the last line was less than LOG_S ago. now_s: monotonic seconds.
+        error: logged with its traceback."""
         if now_s - self._logged_s < LOG_S:
             self._more += 1
             return
         others = f" ({self._more} more since the last such line)" if self._more else ""
         self._logged_s, self._more = now_s, 0
-        self._log.log(self._level, words + "%s", *about, others)
+        self._log.log(self._level, words + "%s", *about, others, exc_info=error)

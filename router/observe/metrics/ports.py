@@ -13,8 +13,7 @@ from collections.abc import Callable
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from router.net.http.paths import application
-from router.net.http.port import HttpPort
+from router.net.http.port import HttpPort, application
 from router.net.keys.certificates import Contexts
 from router.net.listener.http_bounds import HttpBounds
 from router.observe.metrics.scrape import Scrapes

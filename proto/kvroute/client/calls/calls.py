@@ -8,18 +8,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
+import grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from typing_extensions import override
 
 from kvroute.client.calls.fleet_calls import FleetCalls
 from kvroute.client.calls.picking import Picker
 from kvroute.client.calls.prompt_calls import PromptCalls
 from kvroute.client.calls.queue_calls import QueueCalls
-from kvroute.client.calls.readiness import wait_ready
 from kvroute.client.calls.reporting import Reporter
 from kvroute.client.connections.channel import targets_of
-from kvroute.client.connections.lines import SILENT_S, Credentials
+from kvroute.client.connections.line import ConnectionOptions, Credentials
 from kvroute.client.connections.retry import RetryPolicy
-from kvroute.client.connections.transport import Transport, TransportOptions, duration
+from kvroute.client.connections.silence import SILENT_S
+from kvroute.client.connections.transport import Transport, duration
+from kvroute.client.errors import DeadlineExceeded, Unavailable
 from kvroute.client.fallback.fallback import Fallback, FallbackPolicy
 from kvroute.client.fallback.takeover import Takeover
 from kvroute.client.messages.options import (
@@ -32,6 +35,9 @@ from kvroute.client.requests.budget import RetryBudget, RetryBudgetPolicy
 from kvroute.client.requests.reports import Reports
 from kvroute.client.requests.requests import RequestCalls
 from kvroute.v1 import Explanation, Progress, ProgressOutcome
+
+POLL_S = 0.1
+POLL_S_MAX = 1.0
 
 
 class KvRouteClient(RequestCalls[RouteBytes], FleetCalls, QueueCalls, PromptCalls):
@@ -85,7 +91,7 @@ class KvRouteClient(RequestCalls[RouteBytes], FleetCalls, QueueCalls, PromptCall
         rng: random.Random | None = None,
     ) -> None:
         """Raises ValueError for a wrong argument; the class describes them."""
-        options = TransportOptions(
+        options = ConnectionOptions(
             credentials=credentials,
             token=token,
             timeout_s=duration("timeout_s", timeout_s),
@@ -100,11 +106,11 @@ class KvRouteClient(RequestCalls[RouteBytes], FleetCalls, QueueCalls, PromptCall
             rng=rng or random.Random(),
         )
         counts: Counter[str] = Counter()
-        self._takeover = takeover = Takeover(
-            _fallback(fallback, counts, options.rng), silent_s=silent_s, clock=clock
-        )
+        policy = FallbackPolicy() if fallback is True else fallback
+        picks = Fallback(policy, counts, options.rng) if policy else None
+        self._takeover = takeover = Takeover(picks, silent_s=silent_s, clock=clock)
         transport = Transport(targets_of(targets), options, counts, takeover.replaces_silent)
-        FleetCalls.__init__(self, transport)
+        self._transport = transport
         self._picker = Picker(transport, takeover)
         self._reporter = Reporter(transport, takeover)
         reports = Reports(
@@ -116,8 +122,7 @@ class KvRouteClient(RequestCalls[RouteBytes], FleetCalls, QueueCalls, PromptCall
             ended=takeover.ended,
             silent=transport.is_silent,
         )
-        RequestCalls.__init__(
-            self,
+        super().__init__(
             route_bytes,
             self._picker.pick,
             reports,
@@ -187,12 +192,23 @@ class KvRouteClient(RequestCalls[RouteBytes], FleetCalls, QueueCalls, PromptCall
 
         Raises DeadlineExceeded with the last answer, and at once any error but Unavailable.
         """
-        await wait_ready(self._transport, timeout_s)
-
-
-def _fallback(
-    fallback: FallbackPolicy | bool, counts: Counter[str], rng: random.Random
-) -> Fallback | None:
-    if not fallback:
-        return None
-    return Fallback(FallbackPolicy() if fallback is True else fallback, counts, rng)
+        transport = self._transport
+        left_s = duration("timeout_s", timeout_s)
+        deadline_s = transport.clock() + left_s
+        poll_s = POLL_S
+        seen = "nothing"
+        while left_s > 0:
+            try:
+                message = HealthCheckRequest(service="readiness")
+                response = await transport.command(lambda line: line.health, message, left_s)
+            except Unavailable as error:
+                seen = str(error)
+            else:
+                if response.status == HealthCheckResponse.SERVING:
+                    return
+                seen = HealthCheckResponse.ServingStatus.Name(response.status)
+            await transport.options.sleep(min(poll_s, max(0.0, deadline_s - transport.clock())))
+            poll_s = min(POLL_S_MAX, poll_s * 2)
+            left_s = deadline_s - transport.clock()
+        seen_last = f"not ready after {timeout_s:g} s; the last answer: {seen}"
+        raise DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, seen_last)

@@ -6,13 +6,13 @@ Lists are retried; commands are sent once, since their answer counts the ranks t
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import grpc
 import grpc.aio
 
 from kvroute.client.connections.transport import Method, Transport
-from kvroute.client.errors import KvRouteError, error_from_call, unreachable, unreadable
+from kvroute.client.errors import KvRouteError, unreachable, unreadable
 from kvroute.v1 import (
     DrainWorkerRequest,
     DrainWorkerResponse,
@@ -53,11 +53,37 @@ _Reached = TypeVar(
 )
 
 
+class WorkerKeywords(TypedDict, total=False):
+    """Fields of RegisterWorkerRequest, with its default where they are absent or None."""
+
+    events: str | None
+    events_bind: bool
+    replay: str | None
+    topic: str | None
+    metrics: str | None
+    load: str | None
+    ranks: int | None
+    first_rank: int
+    model: str | None
+    model_aliases: Sequence[str]
+    block_size: int | None
+    role: str | None
+    kv_connector: str | None
+    kv_engine_id: str | None
+    bootstrap_host: str | None
+    bootstrap_port: int | None
+    labels: Mapping[str, str] | None
+    priority_scheduling: bool
+    warm: bool
+    slots: int | None
+    total_blocks: int | None
+    loads_loras: bool
+
+
 class FleetCalls:
     """The part of KvRouteClient that calls the Fleet service."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    _transport: Transport
 
     async def list_workers(
         self, model: str | None = None, *, away: bool = False, timeout_s: float | None = None
@@ -155,7 +181,7 @@ class FleetCalls:
             first = True
             try:
                 line = transport.free_line() or await transport.line(transport.options.timeout_s)
-                call = method(line)(message, metadata=transport.metadata())
+                call = method(line)(message, metadata=transport.options.metadata())
                 line.calls += 1
                 try:
                     async for response in call:
@@ -169,13 +195,8 @@ class FleetCalls:
                 finally:
                     line.calls -= 1
                     call.cancel()
-            except grpc.aio.AioRpcError as failure:
-                error = error_from_call(failure)
-                error.__cause__ = failure.with_traceback(None)  # its frames have the error
-            except KvRouteError as failed:
-                error = failed.with_traceback(None)
-            except asyncio.CancelledError as cancelled:
-                error = transport.cut_off(cancelled)
+            except (grpc.aio.AioRpcError, KvRouteError, asyncio.CancelledError) as failure:
+                error = transport.error_of(failure)
             delay_s = transport.retry.delay_s(
                 error, max(1, attempt), math.inf, transport.options.rng
             )
@@ -192,63 +213,18 @@ class FleetCalls:
         *,
         engine: str,
         address: str,
-        events: str | None = None,
-        events_bind: bool = False,
-        replay: str | None = None,
-        topic: str | None = None,
-        metrics: str | None = None,
-        load: str | None = None,
-        ranks: int | None = None,
-        first_rank: int = 0,
-        model: str | None = None,
-        model_aliases: Sequence[str] = (),
-        block_size: int | None = None,
-        role: str | None = None,
-        kv_connector: str | None = None,
-        kv_engine_id: str | None = None,
-        bootstrap_host: str | None = None,
-        bootstrap_port: int | None = None,
-        labels: Mapping[str, str] | None = None,
-        priority_scheduling: bool = False,
-        warm: bool = False,
-        slots: int | None = None,
-        total_blocks: int | None = None,
-        loads_loras: bool = False,
         timeout_s: float | None = None,
+        **about: Unpack[WorkerKeywords],
     ) -> int:
         """Makes this router run a relay for an engine; returns the ranks that it follows.
 
-        engine: its kind, such as vllm. address: where clients send their requests. Every other
-        argument is a field of RegisterWorkerRequest, with its default there. Raises InvalidRequest
-        with the field's name. 0 ranks: the router's release is older and reads engine, address,
-        events, replay, metrics, labels, role and warm only.
+        engine: its kind, such as vllm. address: where clients send their requests. Raises
+        InvalidRequest with the field's name. 0 ranks: the router's release is older and reads
+        engine, address, events, replay, metrics, labels, role and warm only.
         """
+        fields: dict[str, Any] = {name: value for name, value in about.items() if value is not None}
         message = RegisterWorkerRequest(
-            worker_id=worker_id,
-            engine=engine,
-            address=address,
-            events=events or "",
-            events_bind=events_bind,
-            replay=replay or "",
-            topic=topic or "",
-            metrics=metrics or "",
-            load=load or "",
-            ranks=ranks,
-            first_rank=first_rank,
-            model=model or "",
-            model_aliases=model_aliases,
-            block_size=block_size,
-            role=role or "",
-            kv_connector=kv_connector or "",
-            kv_engine_id=kv_engine_id or "",
-            bootstrap_host=bootstrap_host or "",
-            bootstrap_port=bootstrap_port,
-            labels=labels or {},
-            priority_scheduling=priority_scheduling,
-            warm=warm,
-            slots=slots,
-            total_blocks=total_blocks,
-            loads_loras=loads_loras,
+            worker_id=worker_id, engine=engine, address=address, **fields
         )
         return await self._ranks(lambda line: line.fleet.RegisterWorker, message, timeout_s)
 

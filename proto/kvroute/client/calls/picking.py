@@ -6,15 +6,9 @@ from collections.abc import Callable
 
 import grpc
 
-from kvroute.client.connections.lines import Line
+from kvroute.client.connections.line import Line
 from kvroute.client.connections.transport import Transport
-from kvroute.client.errors import (
-    KvRouteError,
-    NoWorker,
-    RouterUnreachable,
-    Unavailable,
-    unreadable,
-)
+from kvroute.client.errors import KvRouteError, NoWorker, RouterUnreachable, Unavailable
 from kvroute.client.fallback.fallback import Fallback
 from kvroute.client.fallback.takeover import Takeover
 from kvroute.client.messages.options import OnQueued, RouteBytes
@@ -99,20 +93,7 @@ class Picker:
         if line.watch.silent and self._takeover.replaces_silent():
             await asyncio.sleep(0)  # a caller in a loop leaves the health checks their turn
             raise line.silence()
-        if line.stream is not None and line.stream.takes(request.size):
-            response = await line.stream.route(request, left_s, on_queued)
-        else:
-            content = b"".join(request.pieces)
-            call = line.route(content, timeout=left_s, metadata=self._transport.metadata())
-            line.picks.add(call)
-            try:
-                response = await call
-            finally:
-                line.picks.discard(call)
-            if response is None:
-                raise unreadable("Route")
-            if line.stream is not None:
-                line.stream.called()
+        response = await line.route(request, left_s, on_queued)
         self._transport.open().reserved(line, response.reservation_id)
         return response
 

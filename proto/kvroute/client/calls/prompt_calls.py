@@ -22,8 +22,7 @@ _SOURCES = {
 class PromptCalls:
     """The part of KvRouteClient that calls the Prompts service."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    _transport: Transport
 
     async def render(
         self,

@@ -6,7 +6,7 @@ router of the client.
 
 from collections.abc import Sequence
 
-from kvroute.client.connections.lines import Line
+from kvroute.client.connections.line import Line
 from kvroute.client.connections.transport import Transport
 from kvroute.client.errors import KvRouteError
 from kvroute.v1 import (
@@ -15,7 +15,6 @@ from kvroute.v1 import (
     ProgressOutcome,
     ProgressResult,
     ProgressState,
-    ReportRequest,
 )
 
 _BEST_FIRST = (
@@ -60,10 +59,7 @@ class QueueCalls:
             raise ValueError("request_id is empty")
 
         async def attempt(line: Line, left_s: float) -> Sequence[ProgressOutcome]:
-            if line.report_batches is not None:
-                return await line.report_batches.report([step], left_s)
-            request = ReportRequest(progress=[step])
-            return (await self._transport.report(line.router, request, left_s)).outcomes
+            return await line.report([step], left_s)
 
         answers = await self._transport.everywhere(attempt, timeout_s)
         errors = [answer for answer in answers if isinstance(answer, KvRouteError)]

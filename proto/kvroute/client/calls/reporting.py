@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import grpc
 
-from kvroute.client.connections.lines import Line
+from kvroute.client.connections.line import Line
 from kvroute.client.connections.report_batches import report_pieces
 from kvroute.client.connections.retry import RetryPolicy
 from kvroute.client.connections.transport import Transport
 from kvroute.client.errors import DeadlineExceeded
 from kvroute.client.fallback.fallback import RESERVATION
 from kvroute.client.fallback.takeover import Takeover
-from kvroute.v1 import Progress, ProgressOutcome, ReportRequest
+from kvroute.v1 import Progress, ProgressOutcome
 
 
 class Reporter:
@@ -83,10 +83,6 @@ class Reporter:
             return [self._takeover.reported(step) for step in progress]
 
         async def attempt(line: Line, left_s: float) -> list[ProgressOutcome]:
-            if line.report_batches is not None:
-                return await line.report_batches.report(progress, left_s)
-            request = ReportRequest(progress=progress)
-            response = await self._transport.report(line.router, request, left_s)
-            return list(response.outcomes)
+            return list(await line.report(progress, left_s))
 
         return await self._transport.call(attempt, timeout_s, policy, reservation_id)

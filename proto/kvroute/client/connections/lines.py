@@ -13,35 +13,16 @@ Laws:
 
 import asyncio
 import logging
-import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import grpc
-import grpc.aio
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from typing_extensions import override
 
-from kvroute.client.connections.channel import Address, Target, addresses_of, open_channel
-from kvroute.client.connections.report_batches import ReportBatches
-from kvroute.client.connections.route_stream import RouteStream
-from kvroute.client.connections.silence import Watch
-from kvroute.client.errors import ClientClosed, RouterUnreachable, error_from_call, unreachable
-from kvroute.v1 import (
-    FleetAsyncStub,
-    FleetStub,
-    PromptsAsyncStub,
-    PromptsStub,
-    RouterAsyncStub,
-    RouteResponse,
-    RouterStub,
-)
+from kvroute.client.connections.channel import Address, Target, addresses_of
+from kvroute.client.connections.line import ConnectionOptions, Line
+from kvroute.client.errors import ClientClosed, unreachable
 
-ROUTE = "/kvroute.v1.Router/Route"
-SILENT_S = 2.0
-"""Seconds without an answer after which a router that owes one counts as silent."""
 LINES_MAX = 16
 """Routers used at once; of more addresses, a random sample."""
 RETIRED_MAX = 16
@@ -64,74 +45,6 @@ REST_S = 1.0
 
 log = logging.getLogger("kvroute.client")
 
-Metadata: TypeAlias = tuple[tuple[str, str], ...]
-Credentials: TypeAlias = grpc.ChannelCredentials | Callable[[], grpc.ChannelCredentials] | None
-"""None: plain text. A function returns the present ones: another object once they changed."""
-
-
-@dataclass(slots=True, eq=False)
-class Line:
-    """The connection to one router: an open channel, its stubs and its batching."""
-
-    address: Address
-    channel: grpc.aio.Channel
-    router: RouterAsyncStub
-    route: grpc.aio.UnaryUnaryMultiCallable[bytes, RouteResponse]
-    """Route of a request's bytes: a prompt is not copied into a message."""
-    fleet: FleetAsyncStub
-    prompts: PromptsAsyncStub
-    health: grpc.aio.UnaryUnaryMultiCallable[HealthCheckRequest, HealthCheckResponse]
-    stream: RouteStream | None
-    report_batches: ReportBatches | None
-    watch: Watch
-    calls: int = 0
-    """Open calls."""
-    picks: set[grpc.aio.UnaryUnaryCall[bytes, RouteResponse]] = field(default_factory=set)
-    """Open Route calls; routes over the stream are not among them."""
-    rests_until_s: float = 0.0
-    """Passed over until then, if there is another line."""
-
-    def connected(self, *, connect: bool) -> bool:
-        """Whether there is a connection; connect: has one made if not."""
-        return self.channel.get_state(connect) is grpc.ChannelConnectivity.READY
-
-    async def settled(self) -> bool:
-        """Waits until it is connected or has failed to connect; returns whether it is connected.
-
-        A line that is closed meanwhile is not.
-        """
-        trying = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
-        try:
-            while (state := self.channel.get_state(try_to_connect=True)) in trying:
-                await self.channel.wait_for_state_change(state)
-        except grpc.aio.UsageError:  # which gRPC raises for a closed channel
-            return False
-        return state is grpc.ChannelConnectivity.READY
-
-    def silence(self) -> RouterUnreachable:
-        """The error of a call to a silent router."""
-        return unreachable(f"the router at {self.address.target} accepts calls and sends nothing")
-
-    def give_up_picks(self) -> int:
-        """Fails all open picks with silence(), so that they go elsewhere; returns how many.
-
-        The router's reservations for them must end, also those that it makes when it wakes. Items
-        of a stream are followed by cancels (the router remembers its last 4,096 answers for them);
-        calls are reset, so that their answers can't be sent. The lease ends what remains: answers
-        that had left the router, and cancels that a connection's end lost.
-        """
-        calls = [call for call in self.picks if call.cancel()]
-        return len(calls) + (0 if self.stream is None else self.stream.give_up(self.silence()))
-
-    async def close(self) -> None:
-        """Ends the connection and everything on it."""
-        await self.watch.close()
-        if self.stream is not None:
-            await self.stream.close()
-        if self.report_batches is not None:
-            await self.report_batches.close()
-        await self.channel.close()
-
 
 class Lines:
     """All of a client's lines. Needs a running loop."""
@@ -139,32 +52,20 @@ class Lines:
     def __init__(
         self,
         targets: Sequence[Target],
-        *,
-        credentials: Credentials,
-        options: Sequence[tuple[str, str | int]],
-        make_batching: Callable[
-            [grpc.aio.Channel, RouterAsyncStub], tuple[RouteStream | None, ReportBatches | None]
-        ],
+        options: ConnectionOptions,
         counts: Counter[str],
-        clock: Callable[[], float],
-        rng: random.Random,
-        silent_s: float = SILENT_S,
-        on_silent: Callable[[Line], None] = lambda _: None,
-        metadata: Callable[[], Metadata] = lambda: (),
+        on_silent: Callable[[Line], None],
     ) -> None:
-        """counts: `lookups` of names, failed lookups (`lookups_failed`), `lines` opened. silent_s,
-        on_silent: see Watch. metadata: of health checks."""
+        """counts: `lookups` of names, failed lookups (`lookups_failed`), `lines` opened, and those
+        of Line. on_silent: see Watch."""
         self._targets = targets
+        credentials = options.credentials
         self._renewable = credentials if callable(credentials) else None
         self._credentials = credentials() if callable(credentials) else credentials
         self._options = options
-        self._make_batching = make_batching
         self._counts = counts
-        self._clock = clock
-        self._rng = rng
-        self._silent_s = silent_s
+        self._clock = options.clock
         self._on_silent = on_silent
-        self._metadata = metadata
         self._lines: list[Line] = []
         self._retired: list[Line] = []
         self._leaving: dict[asyncio.Task[None], Line] = {}
@@ -334,7 +235,9 @@ class Lines:
                 failure = error
         if failure is not None and (self._lines or not resolved):
             # A name that has no address for a moment is no reason to leave its routers.
-            raise _unresolved(self._targets, failure) from failure
+            names = ", ".join(target.text for target in self._targets)
+            why = getattr(failure, "strerror", None) or failure
+            raise unreachable(f"{names} can't be resolved: {why}") from failure
         await self._change(list(resolved.values()))
 
     async def _change(self, addresses: list[Address]) -> None:
@@ -344,7 +247,7 @@ class Lines:
         kept = [address for address in addresses if address in in_use][:LINES_MAX]
         new = [address for address in addresses if address not in in_use]
         room = LINES_MAX - len(kept)
-        chosen = [*kept, *(new if len(new) <= room else self._rng.sample(new, room))]
+        chosen = [*kept, *(new if len(new) <= room else self._options.rng.sample(new, room))]
         self._lines = [lines.get(address) or self._open(address) for address in chosen]
         retired = [line for line in lines.values() if line not in self._lines]
         # A line without connection and without open calls has no reservation of ours.
@@ -359,40 +262,7 @@ class Lines:
 
     def _open(self, address: Address) -> Line:
         self._counts["lines"] += 1
-        channel = open_channel(address, self._credentials, self._options)
-        check: grpc.aio.UnaryUnaryMultiCallable[HealthCheckRequest, HealthCheckResponse]
-        check = channel.unary_unary(
-            "/grpc.health.v1.Health/Check",
-            request_serializer=HealthCheckRequest.SerializeToString,
-            response_deserializer=HealthCheckResponse.FromString,
-        )
-        router: RouterAsyncStub = RouterStub(channel)
-        route: grpc.aio.UnaryUnaryMultiCallable[bytes, RouteResponse] = channel.unary_unary(
-            ROUTE, response_deserializer=RouteResponse.FromString
-        )
-        batching = self._make_batching(channel, router)
-
-        async def probe(timeout_s: float) -> None:
-            message = HealthCheckRequest(service="liveness")
-            try:
-                await check(message, timeout=timeout_s, metadata=self._metadata())
-            except grpc.aio.AioRpcError as failure:
-                raise error_from_call(failure) from failure
-
-        def silent() -> None:
-            self._on_silent(line)
-
-        watch = Watch(address.target, self._silent_s, probe, silent, self._counts)
-        stubs = (router, route, FleetStub(channel), PromptsStub(channel))
-        line = Line(address, channel, *stubs, check, *batching, watch)
-        return line
-
-
-def _unresolved(targets: Sequence[Target], failure: OSError | UnicodeError) -> RouterUnreachable:
-    names = ", ".join(target.text for target in targets)
-    return unreachable(
-        f"{names} can't be resolved: {getattr(failure, 'strerror', None) or failure}"
-    )
+        return Line(address, self._credentials, self._options, self._counts, self._on_silent)
 
 
 def _name(reservation_id: str) -> str:

@@ -20,7 +20,6 @@ from copy import copy
 from dataclasses import dataclass
 
 import grpc
-import grpc.aio
 from typing_extensions import override
 
 from kvroute.client.errors import (
@@ -29,7 +28,6 @@ from kvroute.client.errors import (
     DeadlineExceeded,
     KvRouteError,
     broken_by,
-    error_from_call,
     unreachable,
 )
 from kvroute.v1 import Progress, ProgressOutcome, ReportRequest, ReportResponse
@@ -160,16 +158,12 @@ class ReportBatches:
         try:
             request = ReportRequest(progress=steps)
             outcomes = (await self._send(request, max(0.001, left_s))).outcomes
-        except grpc.aio.AioRpcError as failure:
-            error = error_from_call(failure)
-            error.__cause__ = failure
         except asyncio.CancelledError:
             error = unreachable("the connection was closed")
             _fail(reports, ClientClosed() if self._closed else error)
             raise
         except Exception as failure:  # whatever the cause, the reports must not wait in vain
             error = broken_by(failure)
-            error.__cause__ = failure
         else:
             if len(outcomes) == len(steps):
                 answers = iter(outcomes)

@@ -31,6 +31,9 @@ from kvroute.client.errors import (
     RouterUnreachable,
 )
 
+SILENT_S = 2.0
+"""Seconds without an answer after which a router that owes one counts as silent."""
+
 log = logging.getLogger("kvroute.client")
 
 

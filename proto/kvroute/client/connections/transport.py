@@ -9,23 +9,17 @@ Law: a call ends within its timeout_s, with an answer or a KvRouteError.
 
 import asyncio
 import math
-import random
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeVar
 
 import grpc
 import grpc.aio
 
 from kvroute.client.connections.channel import Target
-from kvroute.client.connections.lines import Credentials, Line, Lines, Metadata
-from kvroute.client.connections.report_batches import ReportBatches
+from kvroute.client.connections.line import ConnectionOptions, Line
+from kvroute.client.connections.lines import Lines
 from kvroute.client.connections.retry import RetryPolicy
-from kvroute.client.connections.route_stream import RouteStream
-from kvroute.client.connections.route_stream_items import RouteStreamItems
 from kvroute.client.connections.silence import from_router
 from kvroute.client.errors import (
     ClientClosed,
@@ -36,9 +30,6 @@ from kvroute.client.errors import (
     unreachable,
     unreadable,
 )
-from kvroute.v1 import ReportRequest, ReportResponse, RouterAsyncStub, RouteResults
-
-ROUTE_STREAM = "/kvroute.v1.Router/RouteStream"
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -48,35 +39,17 @@ LineAttempt = Callable[[Line, float], Awaitable[_Response]]
 """A line and the seconds left -> the answer; raises KvRouteError or AioRpcError."""
 
 
-@dataclass(frozen=True, slots=True)
-class TransportOptions:
-    """The keywords of KvRouteClient that concern connections and attempts."""
-
-    credentials: Credentials = None
-    token: str | Callable[[], str] | None = None
-    timeout_s: float = 5.0
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
-    batching: bool = True
-    routes_max: int = 16_384
-    route_bytes_max: int = 256 * 1024 * 1024
-    silent_s: float = 2.0
-    channel_options: Sequence[tuple[str, str | int]] = ()
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    rng: random.Random = field(default_factory=random.Random)
-
-
 class Transport:
     """The lines of one client, and the attempts that its calls make over them."""
 
     def __init__(
         self,
         targets: Sequence[Target],
-        options: TransportOptions,
+        options: ConnectionOptions,
         counts: Counter[str],
         can_replace_silent: Callable[[], bool],
     ) -> None:
-        """counts: `picks_moved`, and those of Lines, RouteStream, ReportBatches and Watch.
+        """counts: `picks_moved`, and those of Lines.
         can_replace_silent: whether the fallback can pick in the place of a silent router."""
         self.targets = targets
         self.options = options
@@ -100,27 +73,8 @@ class Transport:
         if self.closed:
             raise ClientClosed
         if self.lines is None:
-            options = self.options
-            self.lines = Lines(
-                self.targets,
-                credentials=options.credentials,
-                options=options.channel_options,
-                make_batching=self._make_batching,
-                counts=self._counts,
-                clock=options.clock,
-                rng=options.rng,
-                silent_s=options.silent_s,
-                on_silent=self._went_silent,
-                metadata=self.metadata,
-            )
+            self.lines = Lines(self.targets, self.options, self._counts, self._went_silent)
         return self.lines
-
-    def metadata(self) -> Metadata:
-        """The metadata of every call: the bearer token, if the client has one."""
-        token = self.options.token
-        if token is None:
-            return ()
-        return (("authorization", f"Bearer {token if isinstance(token, str) else token()}"),)
 
     def deadline_s(self, timeout_s: float | None) -> float:
         """When a call with this timeout_s has to end, by the client's clock."""
@@ -153,7 +107,8 @@ class Transport:
         """One call of one router."""
 
         async def attempt(line: Line, left_s: float) -> _Response:
-            response = await method(line)(message, timeout=left_s, metadata=self.metadata())
+            metadata = self.options.metadata()
+            response = await method(line)(message, timeout=left_s, metadata=metadata)
             if response is None:
                 raise unreadable(type(message).__name__.removesuffix("Request"))
             return response
@@ -181,42 +136,38 @@ class Transport:
         """
         left_s = self._left_s(timeout_s)
         deadline_s = self.clock() + left_s
-        error: KvRouteError
         count = 0
         while True:
             count += 1
             line = None
+            answer: _Response | KvRouteError
             try:
                 line = self.free_line(reservation_id) or await self.line(left_s, line_wait_s)
-                return await self._watched(line, attempt, left_s)
-            except grpc.aio.AioRpcError as failure:
-                error = error_from_call(failure)
-                error.__cause__ = failure.with_traceback(None)  # its frames have the error
-            except KvRouteError as failed:
-                error = failed.with_traceback(None)
-            except asyncio.CancelledError as cancelled:
-                error = self.cut_off(cancelled, line)
+            except (KvRouteError, asyncio.CancelledError) as failure:
+                answer = self.error_of(failure)
+            else:
+                answer = await self._tried(line, attempt, left_s)
+            if not isinstance(answer, KvRouteError):
+                return answer
             elsewhere = False
-            if line is not None and isinstance(error, RouterUnreachable):
+            if line is not None and isinstance(answer, RouterUnreachable):
                 elsewhere = self.open().failed(line)
                 if elsewhere:
                     reservation_id = ""  # the owner's line is passed over
             left_s = deadline_s - self.clock()
-            delay_s = policy.delay_s(error, count, left_s, self.options.rng)
-            if delay_s is None or (is_final is not None and not elsewhere and is_final(error)):
-                try:
-                    raise error
-                finally:
-                    del error  # a cycle: its traceback refers to this frame
+            delay_s = policy.delay_s(answer, count, left_s, self.options.rng)
+            if delay_s is None or (is_final is not None and not elsewhere and is_final(answer)):
+                break
             await self.options.sleep(0.0 if elsewhere else delay_s)
             if self.closed:
                 raise ClientClosed
             left_s = deadline_s - self.clock()
             if left_s <= 0:  # the sleep lasted longer than delay_s
-                try:
-                    raise error
-                finally:
-                    del error  # a cycle: its traceback refers to this frame
+                break
+        try:
+            raise answer
+        finally:
+            del answer  # a cycle: its traceback refers to this frame
 
     async def everywhere(
         self, attempt: LineAttempt[_Response], timeout_s: float | None
@@ -233,16 +184,7 @@ class Transport:
         async def one(line: Line) -> _Response | KvRouteError:
             if line.watch.silent and not are_silent:
                 return line.silence()
-            try:
-                return await self._watched(line, attempt, max(0.0, deadline_s - self.clock()))
-            except grpc.aio.AioRpcError as failure:
-                error = error_from_call(failure)
-                error.__cause__ = failure
-                return error
-            except KvRouteError as failed:
-                return failed
-            except asyncio.CancelledError as cancelled:
-                return self.cut_off(cancelled, line)
+            return await self._tried(line, attempt, max(0.0, deadline_s - self.clock()))
 
         return await asyncio.gather(*(one(line) for line in lines))
 
@@ -263,35 +205,33 @@ class Transport:
             message = f"no router could be reached in {left_s:g} s"
             raise DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, message) from None
 
-    def cut_off(self, cancelled: asyncio.CancelledError, line: Line | None = None) -> KvRouteError:
-        """The error that a CancelledError of a call stands for; raises it again if the caller's
-        own task was cancelled. gRPC raises CancelledError also for a call that was given up and for
-        a channel that was closed."""
+    def error_of(self, failure: BaseException, line: Line | None = None) -> KvRouteError:
+        """The error that a failure of a call stands for; raises CancelledError again if the
+        caller's own task was cancelled. gRPC raises it also for a call that was given up and for a
+        channel that was closed."""
+        if isinstance(failure, grpc.aio.AioRpcError):
+            error = error_from_call(failure)
+            error.__cause__ = failure.with_traceback(None)  # its frames have the error
+            return error
+        if isinstance(failure, KvRouteError):
+            return failure.with_traceback(None)
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             try:
-                raise cancelled
+                raise failure
             finally:
-                del cancelled  # a cycle: its traceback refers to this frame
+                del failure  # a cycle: its traceback refers to this frame
         if self.closed:
             return ClientClosed()
         if line is not None and line.watch.silent:
             return line.silence()
         return unreachable("the connection was closed")
 
-    async def report(
-        self, router: RouterAsyncStub, request: ReportRequest, left_s: float
-    ) -> ReportResponse:
-        """One Report call, without retries."""
-        response = await router.Report(request, timeout=left_s, metadata=self.metadata())
-        if response is None:
-            raise unreadable("Report")
-        return response
-
-    async def _watched(
+    async def _tried(
         self, line: Line, attempt: LineAttempt[_Response], left_s: float
-    ) -> _Response:
-        """One attempt, counted by the line and its watch."""
+    ) -> _Response | KvRouteError:
+        """The answer of one attempt, counted by the line and its watch, or the error in its
+        place."""
         line.calls += 1
         line.watch.call_began()
         answered = False
@@ -299,12 +239,10 @@ class Transport:
             response = await attempt(line, left_s)
             answered = True
             return response
-        except grpc.aio.AioRpcError as failure:
-            answered = from_router(error_from_call(failure))
-            raise
-        except KvRouteError as error:
+        except (grpc.aio.AioRpcError, KvRouteError, asyncio.CancelledError) as failure:
+            error = self.error_of(failure, line)
             answered = from_router(error)
-            raise
+            return error
         finally:
             line.calls -= 1
             line.watch.call_ended(answered=answered)
@@ -319,20 +257,6 @@ class Transport:
             return
         if self.lines.another(line) or self._can_replace_silent():
             self._counts["picks_moved"] += line.give_up_picks()
-
-    def _make_batching(
-        self, channel: grpc.aio.Channel, router: RouterAsyncStub
-    ) -> tuple[RouteStream | None, ReportBatches | None]:
-        """The batching of one router."""
-        options = self.options
-        if not options.batching:
-            return None, None
-        items = RouteStreamItems(options.routes_max, options.route_bytes_max)
-        call: grpc.aio.StreamStreamMultiCallable[bytes, RouteResults] = channel.stream_stream(
-            ROUTE_STREAM, response_deserializer=RouteResults.FromString
-        )
-        stream = RouteStream(lambda: call(metadata=self.metadata()), items, self._counts)
-        return stream, ReportBatches(partial(self.report, router), self._counts)
 
 
 def duration(name: str, seconds: float) -> float:

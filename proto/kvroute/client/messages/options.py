@@ -5,12 +5,8 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias, TypedDict, Unpack
 
-import grpc
-
-from kvroute.client.errors import InvalidRequest
 from kvroute.client.messages.bodies import PATHS, Body, HttpBody, encoded, read_fields
-from kvroute.client.messages.hashes import block_hashes_of
-from kvroute.client.messages.tokens import pack_tokens
+from kvroute.client.messages.tokens import block_hashes_of, invalid_prompt, pack_tokens
 from kvroute.client.messages.wire import head
 from kvroute.v1 import MultimodalItem, Phase, QueueProgress, RenderRequest, RouteRequest
 
@@ -167,33 +163,27 @@ def route_bytes(**options: Unpack[RouteOptions]) -> RouteBytes:
     if options:
         fields: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
         about += RouteRequest(**fields).SerializeToString()
-    size = len(about)
     prompt: tuple[bytes, ...] = ()
     prompts = block_hashes, token_ids, without_tokens, options.get("estimated_tokens")
     if sum(each is not None for each in prompts) > 1:
-        raise _invalid(
+        raise invalid_prompt(
             "token_ids, block_hashes, text, bodies and estimated_tokens are prompts; give one of"
             " them"
         )
     if block_hashes is not None:
         if block_size is None or prompt_tokens is None:
-            raise _invalid("block_hashes needs block_size and prompt_tokens beside it")
+            raise invalid_prompt("block_hashes needs block_size and prompt_tokens beside it")
         hashes = block_hashes_of(block_hashes, block_size, prompt_tokens)
-        hashes_size = sum(map(len, hashes))
-        before = head(_BLOCK_HASHES, hashes_size)
-        prompt = (before, *hashes)
-        size += len(before) + hashes_size
+        prompt = (head(_BLOCK_HASHES, sum(map(len, hashes))), *hashes)
     elif block_size is not None or prompt_tokens is not None:
-        raise _invalid("block_size and prompt_tokens belong to block_hashes")
+        raise invalid_prompt("block_size and prompt_tokens belong to block_hashes")
     elif token_ids is not None:
         tokens = pack_tokens(token_ids)
-        before = head(_TOKEN_BYTES, len(tokens))
-        prompt = (before, tokens)
-        size += len(before) + len(tokens)
+        prompt = (head(_TOKEN_BYTES, len(tokens)), tokens)
     elif without_tokens is not None:
         prompt = without_tokens
-        size += sum(map(len, prompt))
-    return RouteBytes(request_id, (about, *prompt), size, body)
+    pieces = (about, *prompt)
+    return RouteBytes(request_id, pieces, sum(map(len, pieces)), body)
 
 
 def random_id() -> str:
@@ -212,7 +202,7 @@ def render_request(options: RouteOptions) -> RenderRequest:
     settle_body(options)
     without_tokens = _take_text(options)
     if without_tokens is None:
-        raise _invalid("give a text or a body")
+        raise invalid_prompt("give a text or a body")
     about = RenderRequest(model=options.get("model") or "").SerializeToString()
     return RenderRequest.FromString(b"".join((about, *without_tokens)))
 
@@ -244,14 +234,10 @@ def _take_text(options: RouteOptions) -> tuple[bytes, bytes] | None:
         if content is None:
             continue
         if taken is not None:
-            raise _invalid(f"a request has one prompt; {name} is another")
+            raise invalid_prompt(f"a request has one prompt; {name} is another")
         wanted = str if name == "text" else bytes
         if not isinstance(content, wanted):
             raise TypeError(f"{name} is a {type(content).__name__}; {wanted.__name__} is wanted")
         content = content.encode() if isinstance(content, str) else content
         taken = head(number, len(content)), content
     return taken
-
-
-def _invalid(message: str) -> InvalidRequest:
-    return InvalidRequest(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_PROMPT", message)

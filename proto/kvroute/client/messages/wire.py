@@ -1,7 +1,5 @@
 """The part of protobuf's wire format that puts a message around existing bytes."""
 
-from operator import index
-
 VARINT = 0
 BYTES = 2
 _BYTE = tuple(bytes((number,)) for number in range(0x80))
@@ -25,12 +23,3 @@ def varint(number: int) -> bytes:
 def head(field: int, size: int) -> bytes:
     """The tag and length before the bytes of a field."""
     return varint(field << 3 | BYTES) + varint(size)
-
-
-def uint(field: int, number: int) -> bytes:
-    """A field of type uint32; field numbers up to 15. Raises TypeError, ValueError if `number` is
-    no u32."""
-    number = index(number)
-    if not 0 <= number < 1 << 32:
-        raise ValueError(f"{number} is outside 0 .. 2^32 - 1")
-    return _BYTE[field << 3 | VARINT] + varint(number)

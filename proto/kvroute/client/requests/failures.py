@@ -220,17 +220,6 @@ def of_status(status: int) -> Kind:
     return Kind.REJECTED if 400 <= status < 500 else Kind.UNUSABLE
 
 
-def failure_reason(error: BaseException) -> FailureReason.ValueType:
-    """The FailureReason that is reported of an exception; see FAILURES. Never raises."""
-    return judgement(error).reported
-
-
-def connection_refused(error: BaseException) -> bool:
-    """Whether the connection was refused, by the types of an exception and its causes. Never
-    raises."""
-    return judgement(error).refused
-
-
 def _of_connection(error: BaseException) -> Kind:
     """The kind by an exception's causes."""
     kind = Kind.BROKE

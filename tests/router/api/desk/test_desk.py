@@ -1,6 +1,7 @@
 """What the desk counts and keeps, whatever fails."""
 
 import random
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -154,7 +155,7 @@ def test_what_fails_about_hot_prefixes_takes_no_answer_away(
     stage.fleet.hot.on_pick = fails  # type: ignore[method-assign]
     answer, reservation, _ = stage.desk.route(asked(40).SerializeToString())  # type: ignore[misc]
     assert router_pb2.RouteResponse.FromString(answer).reservation_id == reservation.id
-    items = stage.desk.items()
+    items = RouteItems(stage.desk.item, stage.desk.cancel, stage.desk.leave)
     sent = [router_pb2.RouteItem(index=i, request=asked(40)) for i in range(3)]
     assert stage.decide(items, *sent) == ["w0"] * 3
     assert stage.counted() == {"picked": 4}
@@ -173,7 +174,8 @@ def test_an_observer_that_fails_ends_no_stream() -> None:
 
     stage = Stage(Broken())
     sent = router_pb2.RouteItem(index=1, request=asked(40))
-    (told,) = stage.decide(stage.desk.items(), sent)
+    items = RouteItems(stage.desk.item, stage.desk.cancel, stage.desk.leave)
+    (told,) = stage.decide(items, sent)
     assert "the router failed on this request" in told
     assert stage.counted() == {"INTERNAL": 1}
     assert stage.faults() > 0
@@ -200,7 +202,7 @@ def test_a_verified_tenant_replaces_that_of_the_field(
     request = asked(LONG_BYTES // 4 if port == "long" else 100, tenant=field)
     caller = Caller(tenant=verified)
     if port == "stream":
-        items = desk.items(caller)
+        items = RouteItems(partial(desk.item, caller=caller), desk.cancel, desk.leave)
         batch = router_pb2.RouteBatch(items=[router_pb2.RouteItem(index=1, request=request)])
         list(items.decide(read_batch(batch.SerializeToString())))
     else:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvroute.v1 import (
+    QueueProgress,
     RouteBatch,
     RouteItem,
     RouteRequest,
@@ -20,7 +21,7 @@ from kvroute.v1 import (
 )
 from router.api.desk import request_codec
 from router.api.desk import stream_items as route_stream
-from router.api.desk.answers import Later, Outlook, Steps, Waiting
+from router.api.desk.answers import Later, Steps, Waiting
 from router.api.desk.stream_items import SLICE_S, TOLD_MAX, RouteItems, read_batch
 from router.decide.core.progress import Repeated
 from router.fleet.reservations.reservations import Reservation
@@ -446,7 +447,9 @@ class TestWhereItemsStand:
             return jobs[-1]
 
         items = RouteItems(
-            route, lambda _: None, outlook=lambda one: Outlook(jobs.index(one), 1.5, None)
+            route,
+            lambda _: None,
+            outlook=lambda one: QueueProgress(ahead=jobs.index(one), waited_ms=1500),
         )
         wanted = [RouteItem(index=index, request=RouteRequest()) for index in range(count)]
         content = RouteBatch(items=wanted).SerializeToString()

@@ -22,12 +22,13 @@ from router.api.desk.desk import LONG_BYTES
 from router.api.desk.methods import EXPLAIN, REPORT, ROUTE, ROUTE_STREAM
 from router.api.desk.tenant import Reporter
 from router.api.service import router_service
-from router.api.service.calls import LOG_S, Guard
+from router.api.service.calls import Guard
 from router.api.service.grpc_bounds import GrpcBounds
 from router.api.service.inbound import SMALL_BYTES, InFlight, Limits
 from router.api.service.server import http2_server
 from router.config.settings.serving_settings import GrpcSettings
 from router.fleet.reservations.reservations import Ending
+from router.net.listener.seldom import LOG_S
 from router.request.refusal import Reason, Refusal
 from router.request.wire import received
 from tests.stage.http2_frames import (
@@ -607,7 +608,7 @@ class TestSteps:
     async def test_cancels_without_answers_give_others_a_turn(self) -> None:
         async with served() as stage:
             stage.fleet.add("w0")
-            items = stage.desk.items()
+            items = stage.texts.items()
             items._clock = items._cpu_clock = iter(range(1000)).__next__
             batch = router_pb2.RouteBatch(
                 items=[router_pb2.RouteItem(index=i, cancel=True) for i in range(20)]

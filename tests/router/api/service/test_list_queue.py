@@ -11,7 +11,7 @@ from events.feed.replicas import Teller
 from events.plane.facts import Epoch
 from kvroute.client import KvRouteClient
 from kvroute.v1 import ListQueueRequest, ListQueueResponse
-from router.api.desk.queue_list import LIMIT, LIMIT_MAX, SLICE_ROWS, TENANTS_MAX, listed
+from router.api.desk.request_lists import LIMIT, LIMIT_MAX, SLICE_ROWS, TENANTS_MAX, listed
 from router.app.calls.queue import show_queue
 from router.config.settings.queue_settings import BandSettings, QueueSettings
 from router.decide.waiter import Waiter

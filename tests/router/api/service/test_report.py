@@ -8,7 +8,6 @@ import pytest
 from kvroute.v1 import fleet_pb2, router_pb2
 from router.api.desk import reports, request_codec
 from router.api.desk.reports import PROGRESS_MAX
-from router.api.service.router_service import host_of
 from tests.stage.fleet import START_S, prompt
 from tests.stage.served import Served, asked, refusal, served
 
@@ -229,18 +228,6 @@ class TestReport:
             standing = stage.fleet.core.fleet.outliers.standing(key)
             assert standing is not None
             assert standing.accuser == "10.0.0.7"
-
-    @pytest.mark.parametrize(
-        ("origin", "caller"),
-        [
-            ("ipv4:10.0.0.7:52314", "10.0.0.7"),
-            ("ipv6:%5Bfd00::12%5D:52314", "fd00::12"),
-            ("unix:", "unix"),
-            ("", ""),
-        ],
-    )
-    def test_a_caller_is_a_host_without_its_port(self, origin: str, caller: str) -> None:
-        assert host_of(origin) == caller
 
     async def test_too_many_steps_are_refused(self) -> None:
         async with served() as stage:

@@ -6,7 +6,7 @@ import weakref
 from contextlib import ExitStack
 from typing import Any
 
-from router.api.service.stream_lives import StreamLives
+from router.api.service.route_streams import StreamLives
 
 
 class Stream:

@@ -13,7 +13,7 @@ import pytest
 from indexer.kernel import NativeIndex
 from kvroute.client import KvRouteClient
 from kvroute.v1 import router_pb2
-from router.api.service import late_results
+from router.api.service import route_streams
 from router.config.settings.queue_settings import (
     BandSettings,
     QueueSettings,
@@ -252,7 +252,7 @@ async def test_a_stream_says_where_items_stand_that_want_to_know() -> None:
 async def test_where_items_stand_is_said_again_until_their_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(late_results, "TOLD_EACH_S", 0.001)
+    monkeypatch.setattr(route_streams, "TOLD_EACH_S", 0.001)
     async with full() as (stage, held):
         stream = stage.router.RouteStream()
         items = [

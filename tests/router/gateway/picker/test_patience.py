@@ -20,7 +20,6 @@ from router.gateway.picker.patience import Patience
 from router.gateway.picker.picks import PickedRequest, Picker
 from router.gateway.picker.repeats import Repeats
 from router.gateway.server.pace import BODY_S, GRACE_S, PACE_BYTES_PER_S
-from router.net.http2.deadlines import PASSED
 from router.net.http2.frames import (
     DATA,
     END_HEADERS,
@@ -32,6 +31,7 @@ from router.net.http2.frames import (
     frame,
     literal,
 )
+from router.net.http2.requests import PASSED
 from router.net.http2.sockets import Http2Protocol
 from router.net.listener.http_bounds import HttpBounds
 from tests.router.gateway.picker.test_server import BODY, CHAT, USAGE, asked, worker

@@ -9,7 +9,7 @@ import pytest
 from router.config.keys import ConfigError
 from router.config.settings.keys_settings import DialSettings, EnginesSettings
 from router.gateway.server.entrance import CREDENTIALS
-from router.net.keys.dialing import TokenFile, dial_options
+from router.net.keys.dialing import dial_options, token_file
 from router.net.keys.engine_accesses import EngineAccesses
 from router.net.keys.followed import FOLLOW_S
 from tests.stage.certificates import Authority, written
@@ -205,7 +205,7 @@ async def test_a_gateway_brings_the_router_its_own_token(tmp_path: Path) -> None
 def test_a_token_file_is_read_again_and_kept_while_it_is_broken(tmp_path: Path) -> None:
     file, now_s = tmp_path / "token", [0.0]
     file.write_text("one\n", encoding="utf-8")
-    token = TokenFile(str(file), lambda: now_s[0])
+    token = token_file(str(file), lambda: now_s[0])
     file.write_text("two", encoding="utf-8")
     assert token() == "one"
     for text, expected in (("two", "two"), ("", "two"), ("three", "three")):

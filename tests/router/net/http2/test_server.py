@@ -15,7 +15,6 @@ import pytest
 
 from router.net.http2 import port, sockets
 from router.net.http2.calls import Call
-from router.net.http2.deadlines import timeout_s
 from router.net.http2.frames import (
     ACK,
     CLOSING,
@@ -35,6 +34,7 @@ from router.net.http2.frames import (
     frame,
 )
 from router.net.http2.port import ServerBounds
+from router.net.http2.requests import timeout_s
 from router.net.http2.server import Http2Server
 from router.net.http2.sockets import Bounds
 from router.net.listener import seldom
@@ -298,7 +298,7 @@ async def test_what_has_come_when_a_handler_ends_its_reading_is_read_and_nothing
     async with serving() as stage:
         call = stage.stream("Gather")
         await stage.handlers.began.wait()
-        (open_call,) = stage.server._open
+        (open_call,) = stage.server._calls
         for content in (b"1", b"2"):
             await call.write(content)
         await until(lambda: len(open_call._messages) == 2, "both have come")
@@ -312,7 +312,7 @@ async def test_a_handler_that_waits_for_a_message_ends_as_its_reading_does() -> 
     async with serving() as stage:
         call = stage.stream("Talk")
         await call.initial_metadata()
-        (open_call,) = stage.server._open
+        (open_call,) = stage.server._calls
         open_call.end_reading()
         await call.write(b"too late")
         assert await call.read() == b"bye"
@@ -408,7 +408,7 @@ async def test_a_caller_waits_for_a_handler_that_does_not_read() -> None:
             seen = sent
             await asyncio.sleep(0.2)
         assert seen < 1000
-        (open_call,) = stage.server._open
+        (open_call,) = stage.server._calls
         assert sum(map(len, open_call._messages)) <= 2 << 20
         stage.handlers.go.set()
         await sending
@@ -420,7 +420,7 @@ async def test_a_stop_lets_open_calls_end_and_takes_no_new_ones() -> None:
         call = asyncio.ensure_future(stage.call("Slow"))
         await stage.handlers.began.wait()
         stopping = asyncio.create_task(stage.server.stop(GUARD_S))
-        (connection,) = stage.server._port.open
+        (connection,) = stage.server.open
         await until(lambda: connection.http2._leaving, "the client is told")
         other = asyncio.ensure_future(failure(stage.call("Echo")))
         assert (await other).code() is Code.UNAVAILABLE
@@ -435,7 +435,7 @@ async def test_a_call_on_its_way_when_the_server_stops_is_served() -> None:
     async with serving() as stage:
         reader, writer = await asyncio.open_connection("127.0.0.1", stage.server.port)
         writer.write(PREFACE + frame(SETTINGS, 0, 0))
-        await until(lambda: any(one.begun for one in stage.server._port.open), "a connection")
+        await until(lambda: any(one.begun for one in stage.server.open), "a connection")
         stopping = asyncio.create_task(stage.server.stop(GUARD_S))
         farewell = frame(PING, 0, 0, FAREWELL)
         read = b""
@@ -473,15 +473,15 @@ async def read_late(stage: Stage, end: Callable[[], Awaitable[object]]) -> bytes
             + frame(PING, ACK, 0, FAREWELL)
         )
         await until(lambda: stage.handlers.wrote == 20, "the answer is written")
-        (connection,) = stage.server._port.open
+        (connection,) = stage.server.open
         ending = asyncio.ensure_future(end())
         await until(lambda: connection.http2.last_sent, "nothing more is written")
-        stage.server._port._look_at_all(asyncio.get_running_loop().time())
+        stage.server._look_at_all(asyncio.get_running_loop().time())
         answer = b""
         while not answer.endswith(frame(PING, 0, 0, LAST)):
             answer += await asyncio.to_thread(peer.recv, 1 << 12)
             peer.sendall(credit)
-        assert connection in stage.server._port.open
+        assert connection in stage.server.open
         peer.sendall(frame(PING, ACK, 0, LAST))
         assert not await asyncio.to_thread(peer.recv, 1 << 12), "the connection is closed"
         await ending
@@ -521,14 +521,14 @@ async def test_an_old_connection_is_left_by_its_client_without_a_failed_call(
     monkeypatch.setattr(port, "FAREWELL_S", 0.05)
     made = 0
     async with serving(age_s=0.1) as stage:
-        make = stage.server._port._service
+        make = stage.server._service
 
         def counted(protocol: Any) -> Any:
             nonlocal made
             made += 1
             return make(protocol)
 
-        stage.server._port._service = counted
+        stage.server._service = counted
         slow = asyncio.ensure_future(stage.call("Slow"))
         async with asyncio.timeout(GUARD_S):
             while made < 4:

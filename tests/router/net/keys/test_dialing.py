@@ -8,7 +8,7 @@ import pytest
 from kvroute.client import KvRouteClient
 from router.config.settings.keys_settings import DialSettings
 from router.net.keys.certificates import Certificates
-from router.net.keys.dialing import CredentialFiles, dial_options
+from router.net.keys.dialing import credential_files, dial_options
 from router.net.keys.door import Door
 from router.net.keys.followed import FOLLOW_S
 from tests.stage.certificates import Authority, written
@@ -60,7 +60,7 @@ async def test_a_changed_certificate_is_shown_without_a_failed_call(tmp_path: Pa
 
 def test_half_a_rotation_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     authority, clock = Authority(), TurnedClock()
-    files = CredentialFiles(client_files(tmp_path, authority, "old"), clock)
+    files = credential_files(client_files(tmp_path, authority, "old"), clock)
     before = files()
     certificate, key = authority.issue("new", hosts=())
     (tmp_path / "client.crt").write_bytes(certificate)

@@ -12,7 +12,7 @@ from indexer.kernel import NativeIndex
 from kvroute.v1 import router_pb2
 from router.api.desk.counters import Metrics
 from router.api.desk.desk import Desk
-from router.api.desk.stream_items import read_batch
+from router.api.desk.stream_items import RouteItems, read_batch
 from router.app.processes.router_process import RouterApp
 from router.config.keys import ConfigError
 from router.config.settings.configurations import ServeConfig
@@ -157,7 +157,7 @@ async def test_every_way_of_asking_is_watched() -> None:
 
 def stream_of_answers(desk: Desk, count: int) -> list[str]:
     """Which worker each of many items of batches gets."""
-    items = desk.items()
+    items = RouteItems(desk.item, desk.cancel, desk.leave)
     picked: dict[int, str] = {}
     for first in range(0, count, 50):
         batch = router_pb2.RouteBatch(

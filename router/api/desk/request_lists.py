@@ -1,4 +1,5 @@
-"""The answer of the RPC ListQueue: the requests that wait in this router, written in slices.
+"""Answers of RPCs that list requests, written in slices: ListQueue, those that wait in this router,
+and FindDecisions, those with an id that it remembers.
 
 Law: SLICE_ROWS requests are written without a turn for other calls, of those that waited when the
 call came. The sums are taken one step later.
@@ -8,10 +9,13 @@ from collections.abc import Generator, Hashable
 
 from kvroute.v1 import fleet_pb2
 from router.api.desk import answer_codec
+from router.api.desk.request_codec import TEXT_MAX
 from router.decide.core.admission import Admission
 from router.decide.core.pool import Pool
 from router.decide.queue.views import Row, rows, sums
+from router.fleet.reservations.reservations import Reservation, Reservations
 from router.net.keys.identity import ANYBODY, EVERYTHING, Identity
+from router.request.refusal import Reason, Refusal
 
 LIMIT, LIMIT_MAX = 100, 4096
 """Requests that are listed: where the caller names no number, and at most."""
@@ -21,6 +25,8 @@ SLICE_ROWS = 64
 """Requests that are listed without a turn for other calls: about 0.5 ms."""
 _REQUESTS = 1
 """Number of the field of a ListQueueResponse that repeats."""
+_ANSWER = fleet_pb2.PastDecision.ANSWER_FIELD_NUMBER
+_DECISIONS = fleet_pb2.FindDecisionsResponse.DECISIONS_FIELD_NUMBER
 
 
 def listed(
@@ -77,3 +83,31 @@ def _written(row: Row) -> fleet_pb2.QueuedRequest:
         held_by=row.held_by,
         behind=row.behind,
     )
+
+
+def past_decisions(
+    reservations: Reservations, wanted: str, now_s: float
+) -> Generator[None, None, bytes]:
+    """A FindDecisionsResponse; raises Refusal for an invalid id. A generator that yields between
+    steps.
+    """
+    if not 0 < len(wanted) <= TEXT_MAX:
+        raise Refusal(
+            Reason.INVALID_FIELD,
+            f"id has {len(wanted)} characters; 1 to {TEXT_MAX} are wanted",
+            metadata={"field": "id"},
+        )
+    known = yield from reservations.find(wanted)
+    return b"".join(answer_codec.framed(_DECISIONS, _past(each, now_s)) for each in known)
+
+
+def _past(reservation: Reservation, now_s: float) -> bytes:
+    """A PastDecision."""
+    rest = fleet_pb2.PastDecision(
+        request_id=reservation.request_id,
+        state=reservation.ended or "open",
+        age_s=max(0.0, now_s - reservation.opened_at_s),
+        output_tokens=reservation.output_tokens,
+        cached_tokens=reservation.cached_tokens,
+    )
+    return answer_codec.framed(_ANSWER, reservation.answer) + rest.SerializeToString()
