@@ -154,7 +154,7 @@ class _Identity(NamedTuple):
         return cls(slot, *_OF_HEARTBEAT(heartbeat))
 
 
-_OF_HEARTBEAT = attrgetter(*(name for name in _Identity._fields if name != "slot"))
+_OF_HEARTBEAT = attrgetter(*_Identity._fields[1:])  # all but the slot
 
 
 class LastResort(NamedTuple):
