@@ -3,7 +3,6 @@
 import asyncio
 import random
 import signal
-import sys
 from collections import Counter
 
 import aiohttp
@@ -11,9 +10,9 @@ import pytest
 from aiohttp import web
 
 from kvroute.client import KvRouteClient, cached_tokens
-from router.cluster.children.process import Child, end, start
+from router.cluster.children.process import end
 from simulator.live.http_api import Form, HttpApi
-from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage
+from tests.stage.loopback import BLOCK_SIZE, a_stage, router_process
 from tests.stage.waiting import free_port, until
 
 FIRST_BYTE_S = 3.0
@@ -78,17 +77,11 @@ async def _served_by_a_router(
             pass
 
 
-async def _router(stage: Stage, port: int) -> Child:
-    command = [sys.executable, "-m", "router.app.main", "serve", "--nats", stage.nats.url]
-    listen = ["--grpc-listen", f"127.0.0.1:{port}", "--metrics-listen", "127.0.0.1:0"]
-    return await start([*command, *listen, "--log-level", "error"], None)
-
-
 async def test_with_all_routers_killed_the_client_goes_on_until_one_is_back() -> None:
     rng = random.Random(2)
     port = free_port()
     async with a_stage(engine_count=4) as stage, aiohttp.ClientSession() as http:
-        process = await _router(stage, port)
+        process = await router_process(stage.nats.url, f"127.0.0.1:{port}")
         try:
             async with KvRouteClient(f"127.0.0.1:{port}", rng=rng) as client:
                 await client.wait_ready(60.0)
@@ -100,7 +93,7 @@ async def test_with_all_routers_killed_the_client_goes_on_until_one_is_back() ->
                 served = await asyncio.gather(*(ask(client, http, prompt(rng)) for _ in range(24)))
                 assert all(fallback for _, fallback in served)
                 assert len({worker_id for worker_id, _ in served}) == 4
-                process = await _router(stage, port)
+                process = await router_process(stage.nats.url, f"127.0.0.1:{port}")
                 await _served_by_a_router(client, http, rng)
                 assert client.counts["outages"] == 1
         finally:
@@ -112,7 +105,7 @@ async def test_with_the_only_router_stopped_the_client_goes_on_until_it_is_conti
     rng = random.Random(3)
     port = free_port()
     async with a_stage(engine_count=4) as stage, aiohttp.ClientSession() as http:
-        process = await _router(stage, port)
+        process = await router_process(stage.nats.url, f"127.0.0.1:{port}")
         try:
             settings = {"silent_s": 1.0, "timeout_s": 60.0}
             async with KvRouteClient(f"127.0.0.1:{port}", rng=rng, **settings) as client:

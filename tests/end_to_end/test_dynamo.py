@@ -16,9 +16,8 @@ from prometheus_client import CollectorRegistry
 
 from events.feed.stream import StreamState
 from events.plane import subjects
-from events.plane.broker import Broker
 from events.plane.facts import Control, encode
-from events.plane.settings import DynamoSettings, NatsSettings
+from events.plane.settings import DynamoSettings
 from events.relay.dynamo.relay import INSTANCE_LABEL, DynamoRelay
 from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import WorkerKey
@@ -27,7 +26,7 @@ from router.app.processes.router_process import RouterApp
 from router.cluster.children.nats_server import NatsChild
 from router.cluster.children.relay_messages import relay_status
 from router.observe.metrics.of_relays import RelayCollector
-from tests.stage.loopback import TurnedClock, router_app, serve_config
+from tests.stage.loopback import TurnedClock, a_broker, a_nats, router_app, serve_config
 from tests.stage.waiting import until
 
 BLOCK_SIZE = 16
@@ -194,21 +193,11 @@ class Fleet:
 @asynccontextmanager
 async def a_fleet(settings: DynamoSettings = SETTINGS) -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
-        nats = NatsChild()
-        stack.push_async_callback(nats.stop)
-        await nats.start()
+        nats = await stack.enter_async_context(a_nats())
         clock = TurnedClock()
         router, client = await stack.enter_async_context(router_app(serve_config(nats.url), clock))
-        broker = Broker(NatsSettings(), nats.url, "relay")
-        stack.push_async_callback(broker.close)
-        await broker.connect()
-        relay = DynamoRelay(
-            settings,
-            broker,
-            fleet="default",
-            clock=clock,
-            rng=random.Random(1),
-        )
+        broker = await stack.enter_async_context(a_broker(nats.url))
+        relay = DynamoRelay(settings, broker, fleet="default", clock=clock, rng=random.Random(1))
         stack.push_async_callback(relay.stop)
         await relay.start()
         wire = Client()
@@ -463,10 +452,7 @@ async def test_after_a_broker_is_back_only_what_the_next_number_proves_is_told()
 
 async def test_the_command_relays_a_fleet_of_another_nats(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        nats, theirs = NatsChild(), NatsChild()
-        for one in (nats, theirs):
-            stack.push_async_callback(one.stop)
-            await one.start()
+        nats, theirs = [await stack.enter_async_context(a_nats()) for _ in range(2)]
         app, client = await stack.enter_async_context(router_app(serve_config(nats.url)))
         wire = Client()
         await wire.connect(theirs.url)

@@ -3,14 +3,13 @@ wait in a router which is killed wait on in another."""
 
 import asyncio
 import random
-import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 from kvroute.client import KvRouteClient, Pick
 from kvroute.v1 import ListQueueResponse
-from router.cluster.children.process import Child, end, start
-from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage
+from router.cluster.children.process import Child, end
+from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage, router_process
 from tests.stage.waiting import free_port, until
 
 SLOTS = 64
@@ -45,14 +44,8 @@ async def a_router(stage: Stage, folder: Path, address: str = "") -> tuple[Child
     config = folder / "kvroute.yaml"
     config.write_text(QUEUE)
     address = address or f"127.0.0.1:{free_port()}"
-    child = await start(
-        [
-            *(sys.executable, "-c", SERVE, "serve", "--config", str(config)),
-            *("--nats", stage.nats.url, "--grpc-listen", address),
-            *("--metrics-listen", "", "--log-level", "error"),
-        ],
-        None,
-    )
+    words = ("--config", str(config))
+    child = await router_process(stage.nats.url, address, *words, program=("-c", SERVE))
     return child, address
 
 

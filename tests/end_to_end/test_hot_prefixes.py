@@ -1,7 +1,6 @@
 """Hot prefixes, copied for real: router, NATS, relay, and the HTTP API of an engine."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ import pytest
 
 from events.plane import subjects
 from events.plane.broker import Broker
-from events.plane.clock import unix_now
 from events.plane.facts import Warm, Warmed, decode, encode
 from events.plane.settings import EngineSettings, NatsSettings
 from events.relay.relay import Relay
@@ -20,7 +18,6 @@ from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient
 from router.app.processes.router_process import RouterApp
-from router.cluster.children.nats_server import NatsChild
 from router.config.settings.routing_settings import (
     GuardSettings,
     HotPrefixSettings,
@@ -32,7 +29,15 @@ from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import Engine, EngineConfig
 from simulator.live.stand_ins import StandIn, stand_ins
-from tests.stage.loopback import BLOCK_SIZE, engine_settings, router_app, serve_config
+from tests.stage.loopback import (
+    BLOCK_SIZE,
+    a_broker,
+    a_nats,
+    a_relay,
+    all_schedulable,
+    router_app,
+    serve_config,
+)
 from tests.stage.waiting import until
 
 TEXT = list(range(1000, 2024))
@@ -72,33 +77,20 @@ async def some_engines(
     *names: str, speed: float = 100.0, warm: bool = True, slots: int = 64
 ) -> AsyncIterator[Engines]:
     async with AsyncExitStack() as stack:
-        nats = NatsChild()
-        stack.push_async_callback(nats.stop)
-        await nats.start()
+        nats = await stack.enter_async_context(a_nats())
         scheduler = SchedulerConfig(
             block_count=2048, block_size=BLOCK_SIZE, lora_names=(LORA,), max_num_seqs=slots
         )
         configs = [EngineConfig(name, scheduler) for name in names]
         engines = await stack.enter_async_context(stand_ins(configs, ScaledClock(speed)))
-        broker = Broker(NatsSettings(), nats.url, "test")
-        stack.push_async_callback(broker.close)
-        await broker.connect()
-        relays = {}
-        for engine in engines:
-            relay = Relay(
-                msgspec.structs.replace(engine_settings(engine), warm=warm),
-                broker,
-                fleet="default",
-                clock=unix_now,
-                rng=random.Random(1),
-            )
-            stack.push_async_callback(relay.stop)
-            await relay.start()
-            relays[engine.engine_id] = relay
+        broker = await stack.enter_async_context(a_broker(nats.url))
+        relays = {
+            engine.engine_id: await stack.enter_async_context(a_relay(engine, broker, warm=warm))
+            for engine in engines
+        }
         shells = [relay._shells[0] for relay in relays.values()]
         await until(lambda: all(shell.started and shell.load for shell in shells), "all relays")
         yield Engines(nats.url, {one.engine_id: one for one in engines}, relays, broker)
-    assert not any(relay.failures for relay in relays.values())
 
 
 @asynccontextmanager
@@ -108,13 +100,7 @@ async def a_router(engines: Engines) -> AsyncIterator[tuple[RouterApp, KvRouteCl
     routing = RoutingSettings(seed=1, hot_prefixes=hot, guard=GuardSettings(enabled=False))
     config = msgspec.structs.replace(serve_config(engines.nats_url), routing=routing)
     async with router_app(config) as (router, client):
-        await until(
-            lambda: (
-                len(router.view.sources) == len(engines.engines)
-                and not any(router.core.fleet.excluded(one) for one in router.view.sources.values())
-            ),
-            "all workers schedulable",
-        )
+        await all_schedulable(router, len(engines.engines))
         yield router, client
 
 
@@ -229,11 +215,7 @@ async def test_copies_are_switched_on_and_off_while_a_router_runs() -> None:
     async with some_engines("a", "b", speed=SLOW) as engines:
         config = msgspec.structs.replace(off, nats=NatsSettings(url=engines.nats_url))
         async with router_app(config) as (router, client):
-            await until(lambda: len(router.view.sources) == 2, "both workers")
-            await until(
-                lambda: not any(map(router.core.fleet.excluded, router.view.sources.values())),
-                "them up",
-            )
+            await all_schedulable(router, 2)
             await ask_for_text(client, "a", ["b"])
             assert (router.links.hot.enabled, router.links.copies) == (False, None)
             router._read_again = lambda: on

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,16 +13,23 @@ from nats.aio.msg import Msg
 from events.feed import replicas
 from events.feed.replicas import FULL_S, Inflight, decode_inflight
 from events.plane import nats_client, subjects
-from events.plane.broker import Broker
 from events.plane.facts import VERSION, Control
-from events.plane.settings import NatsSettings
 from kvroute.client import KvRouteClient, KvRouteError, Pick
 from kvroute.v1 import Progress, ProgressResult, ProgressState
 from router.app.processes.router_process import RouterApp
-from router.cluster.children.process import end, start
+from router.cluster.children.process import end
 from router.cluster.replicas import replica_link
 from router.cluster.replicas.replica_link import HEARD_PER_S
-from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage, router_app, serve_config
+from tests.stage.loopback import (
+    BLOCK_SIZE,
+    Stage,
+    a_broker,
+    a_stage,
+    all_schedulable,
+    router_app,
+    router_process,
+    serve_config,
+)
 from tests.stage.waiting import free_port, until
 
 
@@ -38,13 +44,7 @@ async def another(
     """One more router on a stage, which sees its workers."""
     async with router_app(serve_config(stage.nats.url)) as (app, client):
         if ready:
-            await until(
-                lambda: (
-                    len(app.view.sources) == len(stage.engines)
-                    and not any(app.core.fleet.excluded(one) for one in app.view.sources.values())
-                ),
-                "its workers schedulable",
-            )
+            await all_schedulable(app, len(stage.engines))
         yield app, client
 
 
@@ -62,13 +62,9 @@ async def listening(stage: Stage) -> AsyncIterator[Heard]:
         assert isinstance(told, Inflight)
         heard.append((stage.clock(), told))
 
-    broker = Broker(NatsSettings(), stage.nats.url, "listener")
-    await broker.connect()
-    try:
+    async with a_broker(stage.nats.url, "listener") as broker:
         await broker.subscribe(subjects.every_inflight("default"), came)
         yield heard
-    finally:
-        await broker.close()
 
 
 def of(heard: Heard, app: RouterApp) -> Heard:
@@ -291,11 +287,7 @@ async def test_a_replica_that_is_killed_gives_its_load_back() -> None:
     rng = random.Random(4)
     async with a_stage(engine_count=2) as stage:
         address = f"127.0.0.1:{free_port()}"
-        command = [
-            *(sys.executable, "-m", "router.app.main", "serve", "--nats", stage.nats.url),
-            *("--grpc-listen", address, "--metrics-listen", "", "--log-level", "error"),
-        ]
-        process = await start(command, None)
+        process = await router_process(stage.nats.url, address)
         try:
             async with KvRouteClient(address) as client:
                 await client.wait_ready(30.0)
