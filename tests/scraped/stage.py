@@ -9,7 +9,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -246,9 +246,8 @@ class Fleet:
         (self.folder / "nats").mkdir()
         self.nats = await stack.enter_async_context(nats_server(self.folder / "nats", setup.users))
         await self._start_engines(stack)
-        ports = free_ports()
         self._render(chart)
-        self.pods = [self.release.router_pod(f"router-{i}", ports) for i in range(setup.routers)]
+        self.pods = [self.release.router_pod(f"router-{i}") for i in range(setup.routers)]
         for pod in self.pods:
             config = self.release.configuration(pod)
             for model in config["models"]:
@@ -261,12 +260,12 @@ class Fleet:
                     pod.name, *setup.program, "--config", str(self.folder / f"{pod.name}.yaml")
                 )
             )
-        relay = Pod("engines-0", SCRAPED, "relay", {PORT_NAME: next(ports)})
+        relay = Pod("engines-0", SCRAPED, "relay", {PORT_NAME: free_port()})
         self.write_relay("relay", relay.ports[PORT_NAME])
         self.relay = self.run_relay()
         self.pods.append(relay)
         if setup.gateway:
-            self._start_gateway(next(ports))
+            self._start_gateway()
         await self._connect(stack)
         jobs = self.release.scrape_configs(self.pods, self.prometheus.factor)
         rules = divided_rules(self.release.rules, self.prometheus.factor)
@@ -326,8 +325,8 @@ class Fleet:
                 self.event_wires.append(await stack.enter_async_context(proxy_to(port)))
                 one["events"] = f"tcp://127.0.0.1:{self.event_wires[-1].port}"
 
-    def _start_gateway(self, port: int) -> None:
-        folder = self.folder
+    def _start_gateway(self) -> None:
+        folder, port = self.folder, free_port()
         (folder / "ca.crt").write_bytes(self.release.ca)
         (folder / "token").write_text(self.release.token)
         config = {
@@ -382,16 +381,6 @@ def merged(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]
         both = isinstance(value, Mapping) and isinstance(found.get(key), Mapping)
         found[key] = merged(found[key], value) if both else value
     return found
-
-
-def free_ports() -> Iterator[int]:
-    """Each once."""
-    known: set[int] = set()
-    while True:
-        port = free_port()
-        if port not in known:
-            known.add(port)
-            yield port
 
 
 async def until(condition: Callable[[], Any], told: str, seconds: float = LIMIT_S) -> None:

@@ -46,6 +46,13 @@ def free_port() -> int:
         return port
 
 
+def accepts(port: int) -> bool:
+    """Whether somebody listens on a loopback port."""
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 async def repeated(
     act: Callable[[], Awaitable[object]], condition: Callable[[], object], told: str
 ) -> None:
