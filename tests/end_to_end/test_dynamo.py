@@ -31,8 +31,6 @@ from tests.stage.waiting import until
 
 BLOCK_SIZE = 16
 EVENTS = "namespace.dyn.component.backend.endpoint.generate.kv-events"
-LOAD = "namespace.dyn.component.backend.endpoint.generate.kv_metrics"
-PASSES = "namespace.dyn.component.backend.endpoint.generate.forward-pass-metrics"
 SETTINGS = DynamoSettings(
     subject=EVENTS,
     address="http://frontend:8000/{worker_id}",
@@ -68,60 +66,39 @@ class Publisher:
         seen = [hash((self._salt, *tokens[: BLOCK_SIZE * (i + 1)])) for i in range(full)]
         return [one if one < 1 << 63 else one - (1 << 64) for one in seen]
 
-    async def store(self, tokens: Sequence[int], known: int = 0, tier: str = "device") -> None:
+    async def store(self, tokens: Sequence[int], known: int = 0) -> None:
         """The prompt's blocks after the first `known`, which the engine has told before."""
         names = self.names(tokens)
         blocks = block_hashes(pack_tokens(list(tokens)), BLOCK_SIZE).tolist()
-        data = {
-            "stored": {
-                "parent_hash": names[known - 1] if known else None,
-                "start_position": None,
-                "blocks": [
-                    {"block_hash": name, "tokens_hash": block, "mm_extra_info": None}
-                    for name, block in list(zip(names, blocks, strict=True))[known:]
-                ],
-            }
+        stored = {
+            "parent_hash": names[known - 1] if known else None,
+            "start_position": None,
+            "blocks": [
+                {"block_hash": name, "tokens_hash": block, "mm_extra_info": None}
+                for name, block in list(zip(names, blocks, strict=True))[known:]
+            ],
         }
-        await self.publish(data, tier)
+        await self.publish({"stored": stored})
 
-    async def remove(self, names: Sequence[int], tier: str = "device") -> None:
-        await self.publish({"removed": {"block_hashes": list(names)}}, tier)
+    async def remove(self, names: Sequence[int]) -> None:
+        await self.publish({"removed": {"block_hashes": list(names)}})
 
-    async def clear(self) -> None:
-        await self.publish("cleared")
-
-    async def publish(self, data: Any, tier: str = "device", as_json: bool = False) -> None:
+    async def publish(self, data: Any) -> None:
         self.event_id += 1
         event = {
             "worker_id": self.worker_id,
-            "storage_tier": tier,
+            "storage_tier": "device",
             "event": {"event_id": self.event_id, "data": data, "dp_rank": self.dp_rank},
         }
-        if as_json:
-            await self.nats.publish(EVENTS, msgspec.json.encode(event))
-        else:
-            await self.send(EVENTS, "kv-events", [event])
-
-    async def load(self, used_blocks: int) -> None:
-        told = {"worker_id": self.worker_id, "dp_rank": self.dp_rank, "kv_used_blocks": used_blocks}
-        await self.send(LOAD, "kv_metrics", told)
-
-    async def idle(self) -> None:
-        """The sign of life of a worker without requests, each second."""
-        told = {"version": 1, "worker_id": str(self.worker_id), "dp_rank": self.dp_rank}
-        none = {"num_prefill_requests": 0, "num_decode_requests": 0}
-        await self.send(PASSES, "forward-pass-metrics", {**told, "queued_requests": none})
-
-    async def send(self, subject: str, topic: str, payload: Any) -> None:
         envelope = {
             "publisher_id": self._publisher_id,
             "sequence": self.sequence,
             "published_at": 0,
-            "topic": topic,
-            "payload": msgspec.msgpack.encode(payload),
+            "topic": "kv-events",
+            "payload": msgspec.msgpack.encode([event]),
         }
         self.sequence += 1
-        await self.nats.publish(subject, msgspec.msgpack.encode(envelope))
+        await self.nats.publish(EVENTS, msgspec.msgpack.encode(envelope))
 
 
 class Fleet:
@@ -230,100 +207,6 @@ async def test_what_workers_publish_is_the_overlap_that_explain_shows() -> None:
             assert (worker.engine, worker.model, worker.block_size) == ("dynamo", "the-model", 16)
             await fleet.in_step(int(worker.worker_id))
             assert list(worker.warnings) == []
-
-
-async def test_a_cold_fleet_is_served_by_all_its_workers() -> None:
-    async with a_fleet() as fleet:
-        for worker_id in range(1, 5):
-            await fleet.publisher(worker_id).idle()
-        for worker_id in range(1, 5):
-            await fleet.holding(0, worker_id)
-        picks = [
-            await fleet.client.route(token_ids=prompt(seed), model="the-model") for seed in range(8)
-        ]
-        assert {pick.worker_id for pick in picks} == {"1", "2", "3", "4"}
-
-
-async def test_the_older_json_form_is_followed_too() -> None:
-    async with a_fleet() as fleet:
-        worker = fleet.publisher(5)
-        worker.event_id = -1  # older releases count from 0
-        tokens = prompt(2)
-        blocks = block_hashes(pack_tokens(tokens), BLOCK_SIZE).tolist()
-        told = [
-            {"block_hash": name, "tokens_hash": block}
-            for name, block in zip(worker.names(tokens), blocks, strict=True)
-        ]
-        await worker.publish({"stored": {"parent_hash": None, "blocks": told}}, as_json=True)
-        await worker.publish({"removed": {"block_hashes": [told[3]["block_hash"]]}}, as_json=True)
-        await fleet.holding(3, 5)
-        assert await fleet.overlaps(tokens) == {"5": 48}
-
-
-async def test_tiers_and_ranks_are_kept_apart() -> None:
-    async with a_fleet() as fleet:
-        ranks = [fleet.publisher(7, rank) for rank in (0, 1)]
-        tokens = prompt(3)
-        for publisher in ranks:
-            await publisher.store(tokens)
-            await publisher.store(tokens, tier="host_pinned")
-            await publisher.store(tokens, tier="external")
-        await fleet.holding(8, 7, 0)
-        await fleet.holding(8, 7, 1)
-        await ranks[0].remove(ranks[0].names(tokens))
-        await ranks[1].clear()
-        await fleet.holding(4, 7, 0)
-        await fleet.holding(0, 7, 1)
-        explained = await fleet.client.explain(token_ids=tokens, model="the-model")
-        raw = {row.dp_rank: row.overlap_tokens for row in explained.candidates}
-        assert (raw[0].host, raw[0].device, raw[0].usable) == (64, 0, 64)
-        assert raw[1].usable == 0
-        counted = {key.dp_rank: rank.counts["shared"] for key, rank in fleet.relay.ranks}
-        assert counted == {0: 1, 1: 1}
-
-
-async def test_load_comes_with_the_heartbeat() -> None:
-    async with a_fleet() as fleet:
-        worker = fleet.publisher(3)
-        await worker.load(250)
-        await until(lambda: fleet.live(3), "a stream")
-        source = fleet.router.view.sources[WorkerKey("3", 0)]
-        await until(
-            lambda: source.heartbeat is not None and source.heartbeat.sampled_at_s, "a sample"
-        )
-        assert source.heartbeat is not None
-        assert (source.heartbeat.used_blocks, source.heartbeat.total_blocks) == (250.0, 1000)
-        assert source.heartbeat.total_slots == 64
-        assert not source.stream.complete, "what it holds is not known"
-
-
-async def test_a_lost_message_empties_the_stream_and_a_restart_is_another_epoch() -> None:
-    async with a_fleet() as fleet:
-        worker = fleet.publisher(9)
-        tokens = prompt(4)
-        await worker.store(tokens)
-        await fleet.holding(4, 9)
-        stream = fleet.router.view.sources[WorkerKey("9", 0)].stream
-        epoch = stream.epoch
-        worker.event_id += 1  # a message that nobody got
-        await worker.store(prompt(5))
-        ((_, rank),) = fleet.relay.ranks
-        await until(lambda: rank.engine_gaps == 1, "a gap")
-        await fleet.in_step(9)
-        assert not stream.complete
-        assert await fleet.overlaps(tokens) == {"9": 0}
-        assert await fleet.overlaps(prompt(5)) == {"9": 64}
-        assert stream.epoch == epoch
-        again = fleet.publisher(9)
-        again._publisher_id += 1
-        await again.store(prompt(6, blocks=2))
-        await fleet.holding(2, 9)
-        await fleet.in_step(9)
-        assert stream.epoch is not None
-        assert epoch is not None
-        assert stream.epoch > epoch
-        assert stream.complete
-        assert (rank.engine_gaps, rank.engine_restarts) == (1, 1)
 
 
 async def test_the_relays_metrics_tell_of_each_worker() -> None:
