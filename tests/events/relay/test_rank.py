@@ -1,11 +1,7 @@
 """One engine rank as its relay follows it: its sequence, gaps, replays, restarts."""
 
-from unittest import mock
-
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from events.plane.facts import (
     Beat,
@@ -16,24 +12,14 @@ from events.plane.facts import (
     SnapshotRequest,
     decode_stream,
 )
-from events.relay import rank as rank_module
 from events.relay.ledger import COPIES_MAX
-from events.relay.rank import (
-    CATCH_UP_BYTES,
-    HELD_BYTES_MAX,
-    HELD_MESSAGES_MAX,
-    EngineState,
-    Rank,
-)
-from indexer.identity import Tier
+from events.relay.rank import HELD_BYTES_MAX, HELD_MESSAGES_MAX, EngineState, Rank
 from tests.events.relay.one_rank import (
     CLEARED,
     EPOCH,
     NOW_S,
     SAID_S,
     Engine,
-    Life,
-    Message,
     batch,
     epochs_of,
     facts_of,
@@ -549,82 +535,3 @@ def test_an_answer_speaks_of_the_state_after_the_last_message() -> None:
 def test_an_unknown_engine_is_our_own_mistake() -> None:
     with pytest.raises(KeyError):
         Rank("abacus", EPOCH, has_replay=False)
-
-
-# --- a bad wire between engine and relay ---
-
-
-@settings(derandomize=True, deadline=None, max_examples=400, database=None)
-@given(
-    steps=st.lists(
-        st.tuples(
-            st.sampled_from(["say"] * 6 + ["answer", "answer", "part", "part", "restart"]),
-            st.booleans(),
-            st.integers(0, 7),
-        ),
-        max_size=60,
-    ),
-    lost=st.lists(st.booleans(), max_size=60),
-    overtakes=st.integers(0, 3),
-    has_replay=st.booleans(),
-    part_bytes=st.sampled_from([1, CATCH_UP_BYTES]),
-)
-def test_what_is_told_is_never_more_than_the_engine_holds(
-    steps: list[tuple[str, bool, int]],
-    lost: list[bool],
-    overtakes: int,
-    has_replay: bool,
-    part_bytes: int,
-) -> None:
-    with mock.patch.object(rank_module, "CATCH_UP_BYTES", part_bytes):
-        follow_a_bad_wire(steps, lost, overtakes, has_replay)
-
-
-def follow_a_bad_wire(
-    steps: list[tuple[str, bool, int]], lost: list[bool], overtakes: int, has_replay: bool
-) -> None:
-    engine = Engine(has_replay)
-    asked = list(engine.start())
-    life = Life(0)
-    under_way: list[Message] = []
-    for what, flag, block in steps:
-        engine.now_s += 1
-        if what == "say":
-            message = life.say(flag, block)
-            if not (lost.pop() if lost else False):
-                under_way.append(message)
-            while len(under_way) > overtakes:
-                asked += engine.hear(*under_way.pop(0))
-        elif what == "answer" and asked:
-            parts = life.messages[asked[-1] :]
-            ended = flag or block > 2
-            asked = []  # a later question took the place of earlier ones
-            parts = parts if ended else parts[: len(parts) // 2]
-            asked += engine.begin_replay(*parts, ended=ended)
-        elif what == "part":
-            asked += engine.perform(engine.rank.catch_up(engine.now_s))
-        elif what == "restart":
-            life = Life(life.number + 1)
-            under_way.clear()
-            asked += engine.perform(engine.rank.on_process_start(engine.now_s, engine.now_s))
-    lost.clear()
-    for _ in range(3):  # quiet: all that is asked for is answered, all that is said arrives
-        engine.now_s += 1
-        for message in under_way:
-            asked += engine.hear(*message)
-        under_way.clear()
-        asked += engine.catch_up()
-        while asked:
-            parts = life.messages[asked[-1] :]
-            asked = engine.replay(*parts)
-        under_way.append(life.say(False, 9))
-    assert engine.rank.engine_restarts <= life.number
-    told = engine.complete()
-    truth = life.held[-2]  # the last word is still under way
-    assert engine.held() <= len(truth)
-    names = {name for name, _ in engine.rank.ledger.blocks() if isinstance(name, int)}
-    assert names <= truth
-    if told:
-        assert names == truth
-    assert engine.held() == len(names)
-    assert {tier for tier, hashes in engine.rank.ledger.placements() if hashes} <= {Tier.DEVICE}
