@@ -130,19 +130,23 @@ async def test_an_argument_that_is_no_text_ends_with_one_line() -> None:
     assert (code, out, err) == (2, "", "kvroute: the argument '\\udcff' is not UTF-8\n")
 
 
-async def test_a_relay_without_an_engine_or_a_broker_says_what_is_missing() -> None:
-    code, _, err = await kvroute("relay")
-    assert (code, "no engine to relay" in err) == (2, True)
-    code, _, err = await kvroute("relay", "--worker-id", "a")
-    assert (code, "give --address too" in err) == (2, True)
-    code, _, err = await kvroute(
-        "relay", "--worker-id", "a", "--address", "http://x", "--replay", "tcp://127.0.0.1:1"
-    )
-    assert (code, "replay: needs an `events` endpoint" in err) == (2, True)
-    code, _, err = await kvroute(
-        "relay", "--worker-id", "a", "--address", "http://x", "--events", "tcp://127.0.0.1:1"
-    )
-    assert (code, "--nats URL" in err) == (2, True)
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        ("", "no engine to relay"),
+        ("--worker-id a", "give --address too"),
+        (
+            "--worker-id a --address http://x --replay tcp://127.0.0.1:1",
+            "replay: needs an `events` endpoint",
+        ),
+        ("--worker-id a --address http://x --events tcp://127.0.0.1:1", "--nats URL"),
+    ],
+)
+async def test_a_relay_without_an_engine_or_a_broker_says_what_is_missing(
+    words: str, missing: str
+) -> None:
+    code, _, err = await kvroute("relay", *words.split())
+    assert (code, missing in err) == (2, True)
 
 
 async def test_a_relay_says_at_once_that_it_can_keep_nothing(tmp_path: Path) -> None:
