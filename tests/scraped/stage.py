@@ -23,15 +23,13 @@ import msgspec
 import yaml
 
 from kvroute.client import KvRouteClient
-from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.cluster.children.process import Child, end, spawn
-from router.gateway.picker.calls import PROCESS
 from tests.scraped.divided import divided_rules
 from tests.scraped.engines import MODEL
 from tests.scraped.prometheus import Prometheus
 from tests.scraped.release import CHART, Pod, Release
 from tests.stage.nats_server import NatsServer, nats_server
-from tests.stage.picker import request_body, request_headers
+from tests.stage.picker import process_of, request_body, request_headers
 from tests.stage.ports import client_context
 from tests.stage.prompts.byte_tokenizer import make_folder
 from tests.stage.proxy import Proxy, proxy_to
@@ -174,11 +172,7 @@ class Fleet:
 
     async def pick(self, prompt: object, model: str = MODEL) -> None:
         """A completion for the picker, as Envoy sends it; awaits the answer."""
-        stream = self.picker.stream_stream(
-            PROCESS,
-            request_serializer=pb.ProcessingRequest.SerializeToString,
-            response_deserializer=pb.ProcessingResponse.FromString,
-        )()
+        stream = process_of(self.picker)()
         await stream.write(request_headers("/v1/completions"))
         body = json.dumps({"model": model, "prompt": prompt})
         await stream.write(request_body(body.encode()))
