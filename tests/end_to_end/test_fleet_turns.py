@@ -9,7 +9,7 @@ from pathlib import Path
 from kvroute.client import KvRouteClient, Pick
 from kvroute.v1 import ListQueueResponse
 from router.cluster.children.process import Child, end
-from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage, router_process
+from tests.stage.loopback import Stage, a_prompt, a_stage, router_process
 from tests.stage.waiting import free_port, until
 
 SLOTS = 64
@@ -33,10 +33,6 @@ MOVED = 3
 """Requests that wait in the router that is killed, and as many in the other one."""
 BATCH, CHAT = 3, 6
 """Waiting requests of batch in each of three routers, and of chat in the fourth."""
-
-
-def prompt(rng: random.Random) -> list[int]:
-    return [rng.randrange(100_000) for _ in range(4 * BLOCK_SIZE)]
 
 
 async def a_router(stage: Stage, folder: Path, address: str = "") -> tuple[Child, str]:
@@ -87,13 +83,13 @@ async def test_no_request_of_a_low_band_overtakes_one_of_a_high_band_in_another_
     async with a_stage(engine_count=1) as stage, AsyncExitStack() as stack:
         clients = await routers(stage, stack, tmp_path)
         chat, *batch = clients
-        running = [await stage.client.route(token_ids=prompt(rng)) for _ in range(SLOTS)]
+        running = [await stage.client.route(token_ids=a_prompt(rng)) for _ in range(SLOTS)]
         for client in clients:
             await reserved(client, SLOTS)
         went: list[str] = []
 
         async def ask(client: KvRouteClient, name: str, priority: int) -> Pick:
-            pick = await client.route(token_ids=prompt(rng), priority=priority)
+            pick = await client.route(token_ids=a_prompt(rng), priority=priority)
             went.append(name)
             return pick
 
@@ -150,14 +146,14 @@ async def test_callers_of_a_killed_router_wait_on_in_another_as_long_as_they_hav
         running = [AsyncExitStack() for _ in range(SLOTS)]
         for one in running:
             stack.push_async_callback(one.aclose)
-            await one.enter_async_context(stage.client.request(token_ids=prompt(rng)))
+            await one.enter_async_context(stage.client.request(token_ids=a_prompt(rng)))
         await reserved(here, SLOTS)
         second = f"127.0.0.1:{free_port()}"
         both = await client_of(first, second)
         went: list[str] = []
 
         async def ask(client: KvRouteClient, name: str) -> Pick:
-            pick = await client.route(token_ids=prompt(rng), request_id=name)
+            pick = await client.route(token_ids=a_prompt(rng), request_id=name)
             went.append(name)
             return pick
 

@@ -65,6 +65,10 @@ class Engines:
         assert isinstance(told, Warmed)
         return told
 
+    async def take_back(self, number: int) -> None:
+        cancel = Warm(id=str(number), cancel=True)
+        await self.broker.publish(subjects.warm("default", A), encode(cancel))
+
     async def waiting(self, count: int) -> None:
         """Waits until the relay of `a` is at so many prefixes."""
         warmer = self.relays["a"]._shells[0].warmer
@@ -104,6 +108,12 @@ async def a_router(engines: Engines) -> AsyncIterator[tuple[RouterApp, KvRouteCl
         yield router, client
 
 
+def warm_text(number: int = 1, lora_name: str = "", cache_salt: str = "") -> Warm:
+    """A router's word to compute the text."""
+    tokens = pack_tokens(TEXT)
+    return Warm(id=str(number), tokens=tokens, lora_name=lora_name, cache_salt=cache_salt)
+
+
 def hot_prefixes(router: RouterApp) -> HotPrefixes:
     assert router.links.hot.enabled
     return router.links.hot
@@ -126,6 +136,12 @@ def own(number: int) -> list[int]:
     return [10_000 + number] * 20
 
 
+async def computed_at_a(engines: Engines, router: RouterApp) -> None:
+    """Has `a` hold the text, as the router knows then."""
+    await engines.engines["a"].engine.complete(TEXT + own(99), 1)
+    await until(lambda: held(router, "a") == len(TEXT), "the text at a")
+
+
 async def ask_for_text(client: KvRouteClient, holder: str, others: Sequence[str]) -> None:
     """Requests for the text that go to its holder, and stay there."""
     for i in range(4):
@@ -135,8 +151,7 @@ async def ask_for_text(client: KvRouteClient, holder: str, others: Sequence[str]
 
 async def test_a_hot_text_is_computed_by_a_worker_that_has_time() -> None:
     async with some_engines("a", "b") as engines, a_router(engines) as (router, client):
-        await engines.engines["a"].engine.complete(TEXT + own(99), 1)
-        await until(lambda: held(router, "a") == len(TEXT), "the text at a")
+        await computed_at_a(engines, router)
         assert held(router, "b") == 0
         await ask_for_text(client, "a", ["b"])
         fates = hot_prefixes(router).copies.fates
@@ -150,8 +165,7 @@ async def test_a_hot_text_is_computed_by_a_worker_that_has_time() -> None:
 @pytest.mark.parametrize("batching", [False, True])
 async def test_picks_of_calls_and_of_streams_count(batching: bool) -> None:
     async with some_engines("a", "b") as engines, a_router(engines) as (router, _):
-        await engines.engines["a"].engine.complete(TEXT + own(99), 1)
-        await until(lambda: held(router, "a") == len(TEXT), "the text at a")
+        await computed_at_a(engines, router)
         async with KvRouteClient(
             f"127.0.0.1:{router.listeners.grpc_port}", batching=batching
         ) as client:
@@ -172,8 +186,7 @@ async def test_picks_of_calls_and_of_streams_count(batching: bool) -> None:
 
 async def test_a_relay_that_does_not_allow_it_is_not_asked() -> None:
     async with some_engines("a", "b", warm=False) as engines, a_router(engines) as (router, client):
-        await engines.engines["a"].engine.complete(TEXT + own(99), 1)
-        await until(lambda: held(router, "a") == len(TEXT), "the text at a")
+        await computed_at_a(engines, router)
         await ask_for_text(client, "a", ["b"])
         hot = hot_prefixes(router)
         await until(lambda: hot.reasons["no_target"] > 0, "a refusal")
@@ -182,8 +195,7 @@ async def test_a_relay_that_does_not_allow_it_is_not_asked() -> None:
 
 async def test_a_copy_whose_relay_is_gone_has_failed() -> None:
     async with some_engines("a", "b") as engines, a_router(engines) as (router, client):
-        await engines.engines["a"].engine.complete(TEXT + own(99), 1)
-        await until(lambda: held(router, "a") == len(TEXT), "the text at a")
+        await computed_at_a(engines, router)
         await engines.relays["b"]._listening.close()
         await ask_for_text(client, "a", ["b"])
         fates = hot_prefixes(router).copies.fates
@@ -236,9 +248,7 @@ async def test_copies_are_switched_on_and_off_while_a_router_runs() -> None:
 
 async def test_a_prefix_is_computed_with_its_lora_and_its_salt() -> None:
     async with some_engines("a") as engines:
-        told = await engines.ask(
-            Warm(id="1", tokens=pack_tokens(TEXT), lora_name=LORA, cache_salt="tenant")
-        )
+        told = await engines.ask(warm_text(lora_name=LORA, cache_salt="tenant"))
         assert told == Warmed(id="1", done=True)
         engine = engines.engines["a"].engine
         cached = [
@@ -250,7 +260,7 @@ async def test_a_prefix_is_computed_with_its_lora_and_its_salt() -> None:
 
 async def test_what_the_engine_refuses_has_failed() -> None:
     async with some_engines("a") as engines:
-        told = await engines.ask(Warm(id="1", tokens=pack_tokens(TEXT), lora_name="nobody's"))
+        told = await engines.ask(warm_text(lora_name="nobody's"))
         assert not told.done
         assert "status 404" in told.detail
         assert engines.relays["a"].counts["warm_failed"] == 1
@@ -259,7 +269,7 @@ async def test_what_the_engine_refuses_has_failed() -> None:
 async def test_an_engine_that_is_gone_has_failed() -> None:
     async with some_engines("a") as engines:
         engines.engines["a"].engine.stop()
-        told = await engines.ask(Warm(id="1", tokens=pack_tokens(TEXT)))
+        told = await engines.ask(warm_text())
         assert not told.done
         assert engines.relays["a"].counts["warm_failed"] == 1
 
@@ -286,8 +296,7 @@ async def test_prefixes_that_wait_at_a_relay_are_bounded() -> None:
         engine = engines.engines["a"].engine
         await until(lambda: requests_in(engine) == 1, "one at a time in the engine")
         for i in range(JOBS_MAX):
-            cancel = encode(Warm(id=str(i), cancel=True))
-            await engines.broker.publish(subjects.warm("default", A), cancel)
+            await engines.take_back(i)
         await engines.waiting(0)
         for task in asked:
             task.cancel()
@@ -295,28 +304,23 @@ async def test_prefixes_that_wait_at_a_relay_are_bounded() -> None:
 
 async def test_two_routers_that_ask_for_the_same_share_it() -> None:
     async with some_engines("a", speed=1.0) as engines:
-        asked = [engines.ask(Warm(id=str(i), tokens=pack_tokens(TEXT))) for i in range(2)]
-        told = await asyncio.gather(*asked)
+        told = await asyncio.gather(*(engines.ask(warm_text(i)) for i in range(2)))
         assert [one.done for one in told] == [True, True]
 
 
 async def test_what_two_routers_share_goes_on_until_both_take_it_back() -> None:
     async with some_engines("a", speed=SLOW) as engines:
-        asked = [
-            asyncio.create_task(engines.ask(Warm(id=str(i), tokens=pack_tokens(TEXT))))
-            for i in range(2)
-        ]
+        asked = [asyncio.create_task(engines.ask(warm_text(i))) for i in range(2)]
         await engines.waiting(1)
         engine = engines.engines["a"].engine
         warmer = engines.relays["a"]._shells[0].warmer
         assert warmer is not None
         (job,) = warmer._jobs.values()
         await until(lambda: len(job.replies) == 2 and requests_in(engine) == 1, "one for both")
-        cancel = [encode(Warm(id=str(i), cancel=True)) for i in range(2)]
-        await engines.broker.publish(subjects.warm("default", A), cancel[0])
+        await engines.take_back(0)
         await until(lambda: len(job.replies) == 1, "one that is left")
         assert requests_in(engine) == 1
-        await engines.broker.publish(subjects.warm("default", A), cancel[1])
+        await engines.take_back(1)
         await until(lambda: requests_in(engine) == 0, "an engine that lets go of it")
         for task in asked:
             task.cancel()
@@ -328,7 +332,7 @@ async def test_an_engine_in_which_requests_wait_is_left_alone() -> None:
         requests = [asyncio.create_task(engine.complete(own(i), 1)) for i in range(2)]
         shell = engines.relays["a"]._shells[0]
         await until(lambda: shell.load is not None and shell.load.waiting, "a request that waits")
-        told = await engines.ask(Warm(id="1", tokens=pack_tokens(TEXT)))
+        told = await engines.ask(warm_text())
         assert (told.done, told.detail) == (False, "requests wait in the engine")
         for request in requests:
             request.cancel()

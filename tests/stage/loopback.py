@@ -31,6 +31,11 @@ from tests.stage.waiting import until
 BLOCK_SIZE = 16
 
 
+def a_prompt(rng: random.Random) -> list[int]:
+    """Tokens of four blocks that no other prompt begins with."""
+    return [rng.randrange(100_000) for _ in range(4 * BLOCK_SIZE)]
+
+
 class TurnedClock:
     """Unix time that the test can push forward."""
 
