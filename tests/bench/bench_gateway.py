@@ -19,6 +19,7 @@ from tests.bench.gateways_compared import Port, in_turn
 from tests.bench.processes import started
 from tests.bench.timing import beside, row
 from tests.stage.processes import cpu_s
+from tests.stage.programs import KVROUTE, ran
 from tests.stage.served import served
 from tests.stage.waiting import accepts, free_port, until
 
@@ -84,15 +85,8 @@ async def _first_s(port: int) -> float:
 
 
 async def _clients(*about: float) -> Any:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(SIDE),
-        "clients",
-        *map(str, about),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    output, _ = await process.communicate()
-    assert process.returncode == 0
+    code, output, err = await ran(sys.executable, SIDE, "clients", *map(str, about))
+    assert code == 0, err
     return json.loads(output)
 
 
@@ -107,7 +101,7 @@ async def _gateway(stack: AsyncExitStack, router: int) -> Port:
     port = free_port()
     process = await started(
         stack,
-        *(sys.executable, "-m", "router.app.main", "gateway", "--router", f"127.0.0.1:{router}"),
+        *(*KVROUTE, "gateway", "--router", f"127.0.0.1:{router}"),
         *("--listen", f"127.0.0.1:{port}", "--log-level", "warning"),
     )
     await until(lambda: accepts(port), "the gateway to listen")

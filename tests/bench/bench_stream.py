@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import yaml
@@ -31,6 +32,7 @@ from tests.bench.stream_client import BLOCK_SIZE, LABELS, LORA, TOKEN, forms, lo
 from tests.bench.timing import row
 from tests.stage.keys import identity, write_keys
 from tests.stage.loopback import a_broker, a_nats, a_relay
+from tests.stage.programs import KVROUTE, running
 from tests.stage.waiting import free_port
 
 ENGINES = 8
@@ -132,12 +134,8 @@ async def _measured() -> dict[str, dict[str, float]]:
 async def _by_client(
     target: str, pid: int, cases: dict[str, dict[str, Any]]
 ) -> dict[str, dict[str, float]]:
-    client = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.bench.stream_client", target, str(pid)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
+    command = (sys.executable, "-m", "tests.bench.stream_client", target, str(pid))
+    async with running(*command, stdin=PIPE, stdout=PIPE) as client:
         assert client.stdin is not None
         assert client.stdout is not None
         found = {}
@@ -145,8 +143,6 @@ async def _by_client(
             client.stdin.write(json.dumps(case).encode() + b"\n")
             found[name] = json.loads(await client.stdout.readline())
         return found
-    finally:
-        await end(client)
 
 
 @asynccontextmanager
@@ -181,8 +177,7 @@ async def served(*, key: bool = False) -> AsyncIterator[Served]:
             }
         file = folder / "serve.yaml"
         file.write_text(yaml.safe_dump(config))
-        command = [sys.executable, "-m", "router.app.main", "serve", "--config", str(file)]
-        router = await start(command, None)
+        router = await start([*KVROUTE, "serve", "--config", str(file)], None)
         stack.push_async_callback(end, router)
         broker = await stack.enter_async_context(a_broker(nats.url))
         for engine in engines:

@@ -1,9 +1,6 @@
 """A Dynamo fleet over real NATS: what its workers publish, to a router's Explain."""
 
-import asyncio
-import os
 import random
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -27,6 +24,7 @@ from router.cluster.children.nats_server import NatsChild
 from router.cluster.children.relay_messages import relay_status
 from router.observe.metrics.of_relays import RelayCollector
 from tests.stage.loopback import TurnedClock, a_broker, a_nats, router_app, serve_config
+from tests.stage.programs import KVROUTE, kvroute, running
 from tests.stage.waiting import until
 
 BLOCK_SIZE = 16
@@ -341,39 +339,33 @@ async def test_the_command_relays_a_fleet_of_another_nats(tmp_path: Path) -> Non
         await wire.connect(theirs.url)
         stack.push_async_callback(wire.close)
         log = tmp_path / "relay.log"
-        with log.open("wb") as output:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "router.app.main", "relay", "--engine", "dynamo"),
-                *("--nats", nats.url, "--dynamo-nats", theirs.url, "--subject", EVENTS),
-                *("--model", "m", "--block-size", "16", "--worker-id", "dyn-{worker_id}"),
-                *("--address", "http://{worker_id}:8000", "--slots", "8", "--label", "zone=a"),
-                *("--metrics-listen", "127.0.0.1:0", "--log-format", "plain"),
-                stderr=output,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"},
-            )
-        try:
-            await until(lambda: "relay for the Dynamo workers" in log.read_text(), "the relay")
-            worker = Publisher(wire, 42)
-            await worker.store(prompt(1))
-            await until(
-                lambda: (
-                    (source := app.view.sources.get(WorkerKey("dyn-42", 0)))
-                    and source.heartbeat
-                    and app.view.index.count(source.slot) == 4
-                ),
-                "the worker's blocks",
-            )
-            (row,) = (await client.explain(token_ids=prompt(1), model="m")).candidates
-            assert (row.worker_id, row.overlap_tokens.usable) == ("dyn-42", 64)
-            (told,) = await client.list_workers()
-            labels = {"zone": "a", INSTANCE_LABEL: "42"}
-            assert (told.address, dict(told.labels)) == ("http://42:8000", labels)
-            process.terminate()
-            assert await process.wait() == 0
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+        command = (
+            *(*KVROUTE, "relay", "--engine", "dynamo"),
+            *("--nats", nats.url, "--dynamo-nats", theirs.url, "--subject", EVENTS),
+            *("--model", "m", "--block-size", "16", "--worker-id", "dyn-{worker_id}"),
+            *("--address", "http://{worker_id}:8000", "--slots", "8", "--label", "zone=a"),
+            *("--metrics-listen", "127.0.0.1:0", "--log-format", "plain"),
+        )
+        output = stack.enter_context(log.open("wb"))
+        process = await stack.enter_async_context(running(*command, stderr=output))
+        await until(lambda: "relay for the Dynamo workers" in log.read_text(), "the relay")
+        worker = Publisher(wire, 42)
+        await worker.store(prompt(1))
+        await until(
+            lambda: (
+                (source := app.view.sources.get(WorkerKey("dyn-42", 0)))
+                and source.heartbeat
+                and app.view.index.count(source.slot) == 4
+            ),
+            "the worker's blocks",
+        )
+        (row,) = (await client.explain(token_ids=prompt(1), model="m")).candidates
+        assert (row.worker_id, row.overlap_tokens.usable) == ("dyn-42", 64)
+        (told,) = await client.list_workers()
+        labels = {"zone": "a", INSTANCE_LABEL: "42"}
+        assert (told.address, dict(told.labels)) == ("http://42:8000", labels)
+        process.terminate()
+        assert await process.wait() == 0
 
 
 @pytest.mark.parametrize(
@@ -390,13 +382,8 @@ async def test_the_command_relays_a_fleet_of_another_nats(tmp_path: Path) -> Non
 )
 async def test_wrong_flags_end_with_one_line(flags: tuple[str, ...], told: str) -> None:
     needed = ("--subject", "a", "--address", "http://x", "--model", "m", "--block-size", "16")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.app.main", "relay", "--engine", "dynamo"),
-        *(needed if flags else ()),
-        *flags,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    _, err = await process.communicate()
-    assert process.returncode == 2
-    assert told in err.decode()
-    assert len(err.decode().strip().splitlines()) == 1
+    words = (*needed, *flags) if flags else ()
+    code, _, err = await kvroute("relay", "--engine", "dynamo", *words)
+    assert code == 2
+    assert told in err
+    assert len(err.strip().splitlines()) == 1

@@ -36,6 +36,7 @@ from tests.stage.loopback import (
     router_app,
     serve_config,
 )
+from tests.stage.programs import running
 from tests.stage.tcp import tcp_server
 from tests.stage.waiting import until
 
@@ -168,22 +169,17 @@ A_RELAY_THAT_KEEPS_OFTEN = (
 async def relay_process(stage: Stage, state_dir: Path, log: Path) -> AsyncIterator[None]:
     """`kvroute relay` in a process of its own, which ends by SIGKILL."""
     engine = stage.engine
+    command = (
+        *(sys.executable, "-c", A_RELAY_THAT_KEEPS_OFTEN, "relay"),
+        *("--nats", stage.nats.url, "--worker-id", "w", "--address", engine.address),
+        *("--events", engine.events_endpoint, "--replay", engine.replay_endpoint),
+        *("--topic", engine.topic, "--state-dir", str(state_dir)),
+        *("--metrics-listen", "", "--log-format", "plain"),
+    )
     with log.open("ab") as output:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", A_RELAY_THAT_KEEPS_OFTEN, "relay"),
-            *("--nats", stage.nats.url, "--worker-id", "w", "--address", engine.address),
-            *("--events", engine.events_endpoint, "--replay", engine.replay_endpoint),
-            *("--topic", engine.topic, "--state-dir", str(state_dir)),
-            *("--metrics-listen", "", "--log-format", "plain"),
-            stderr=output,
-        )
-    try:
-        yield
-        assert process.returncode is None, f"it left: see {log}"
-    finally:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        async with running(*command, stderr=output) as process:
+            yield
+            assert process.returncode is None, f"it left: see {log}"
 
 
 async def test_a_relay_that_is_killed_goes_on_where_its_ledger_was_saved(tmp_path: Path) -> None:

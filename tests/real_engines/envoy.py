@@ -32,6 +32,7 @@ from tests.real_engines.chat_fleet import Answer, Chats, a_fleet, asked, questio
 from tests.real_engines.chat_model import make_room
 from tests.real_engines.processes import Child
 from tests.real_engines.stage import StageBroken, to_the_end
+from tests.stage.programs import KVROUTE, kvroute
 from tests.stage.prompts.bodies import Body
 from tests.stage.waiting import free_ports
 
@@ -75,11 +76,10 @@ async def a_picker(chats: Chats, room: Path, answers: str) -> AsyncIterator[open
     """A client of an Envoy before a picker."""
     logs, target = BUILD / "logs", chats.stage.target
     picker_port, metrics, listen, admin = (free_ports(4) + number for number in range(4))
-    kvroute = (sys.executable, "-m", "router.app.main")
     picker = Child(
         f"picker-{answers}",
         [
-            *(*kvroute, "picker", "--router", target, "--listen", f"127.0.0.1:{picker_port}"),
+            *(*KVROUTE, "picker", "--router", target, "--listen", f"127.0.0.1:{picker_port}"),
             *("--metrics-listen", f"127.0.0.1:{metrics}"),
             *("--picker-unobserved-s", str(UNOBSERVED_S)),
         ],
@@ -93,16 +93,14 @@ async def a_picker(chats: Chats, room: Path, answers: str) -> AsyncIterator[open
         ],
         logs,
     )
-    printed = await asyncio.create_subprocess_exec(
-        *(*kvroute, "envoy-config", "--target", target, "--picker", f"127.0.0.1:{picker_port}"),
+    code, config, err = await kvroute(
+        *("envoy-config", "--target", target, "--picker", f"127.0.0.1:{picker_port}"),
         *("--listen", f"127.0.0.1:{listen}", "--admin", f"127.0.0.1:{admin}"),
         *("--answers", answers),
-        stdout=asyncio.subprocess.PIPE,
     )
-    config, _ = await printed.communicate()
-    if printed.returncode:
-        raise StageBroken("kvroute envoy-config failed")
-    (room / f"envoy-{answers}.yaml").write_bytes(config)
+    if code:
+        raise StageBroken(f"kvroute envoy-config failed: {err}")
+    (room / f"envoy-{answers}.yaml").write_text(config)
     try:
         await picker.start()
         await envoy.start()
