@@ -7,7 +7,6 @@ takes without viewers.
 
 import asyncio
 import gc
-import resource
 import sys
 import time
 from contextlib import suppress
@@ -22,6 +21,7 @@ from router.decide.core.progress import Pick, Progress, ProgressState
 from tests.bench.timing import row
 from tests.stage.console import Served, served
 from tests.stage.fleet import Fleet, prompt
+from tests.stage.processes import resident_bytes
 
 SECONDS = 12.0
 RATE = 200
@@ -108,7 +108,7 @@ async def _decide(stage: Served, seconds: float) -> Run:
     fleet, loop = stage.fleet, asyncio.get_running_loop()
     counts = Counts(stage.tally)
     gc.collect()
-    began_kib, began_cpu = _resident_kib(), time.process_time()
+    began_bytes, began_cpu = resident_bytes(), time.process_time()
     began = loop.time()
     count = int(RATE * seconds)
     for number in range(count):
@@ -132,11 +132,6 @@ async def _decide(stage: Served, seconds: float) -> Run:
         cpu,
         1e6 * float(np.percentile(took, 99)),
         1e3 * float(np.percentile(late, 99)),
-        _resident_kib() - began_kib,
+        (resident_bytes() - began_bytes) / 1024,
         dict(stage.console.viewers.ended),
     )
-
-
-def _resident_kib() -> float:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize() / 1024

@@ -8,18 +8,20 @@ hardly count; rounds of gateway and relay take turns, and the medians stand.
 
 import asyncio
 import json
-import os
-import socket
 import sys
 from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from router.request.tokens import ModelPrompts, Source
+from tests.bench.gateways_compared import Port, in_turn
+from tests.bench.processes import started
 from tests.bench.timing import beside, row
+from tests.stage.processes import cpu_s
+from tests.stage.programs import KVROUTE, ran
 from tests.stage.served import served
+from tests.stage.waiting import accepts, free_port, until
 
 CLIENTS = 64
 CHUNKS = 200
@@ -31,19 +33,6 @@ FEW_ROUNDS = 4
 FIRST_BYTES = 60
 """Requests, one after the other, for the time to the first byte."""
 SIDE = Path(__file__).with_name("gateway_side.py")
-TICKS = os.sysconf("SC_CLK_TCK")
-
-
-class Proxy(NamedTuple):
-    """One of the two that are measured."""
-
-    port: int
-    pid: int
-
-    @property
-    def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def rows() -> list[dict[str, Any]]:
@@ -52,17 +41,16 @@ def rows() -> list[dict[str, Any]]:
 
 async def _rows() -> list[dict[str, Any]]:
     async with AsyncExitStack() as stack:
-        start = partial(_started, stack)
-        engine = await start(sys.executable, str(SIDE), "engine")
-        relay = await start(sys.executable, str(SIDE), "relay", str(engine.port))
+        engine = await _engine(stack)
+        relay = await in_turn(stack, [f"http://127.0.0.1:{engine}"])
         without = {"m": ModelPrompts(source=Source.OFF)}
         router = await stack.enter_async_context(served(models_prompts=without))
-        router.fleet.add("w0", address=f"http://127.0.0.1:{engine.port}", total_slots=10_000)
+        router.fleet.add("w0", address=f"http://127.0.0.1:{engine}", total_slots=10_000)
         gateway = await _gateway(stack, router.server.port)
         long = await _cpu_ms((gateway, relay), CHUNKS, 1)
         short = await _cpu_ms((gateway, relay), FEW, FEW_ROUNDS)
         first_s = [
-            [await _first_s(port) for port in (gateway.port, relay.port, engine.port)]
+            [await _first_s(port) for port in (gateway.port, relay.port, engine)]
             for _ in range(REPEATS)
         ]
         added = [median(one[i] - one[2] for one in first_s) * 1e3 for i in (0, 1)]
@@ -80,14 +68,14 @@ def _row(name: str, unit: str, values: list[float]) -> dict[str, Any]:
     return beside(row(name, round(ours, 2), unit, "less"), theirs)
 
 
-async def _cpu_ms(proxies: tuple[Proxy, ...], chunks: int, rounds: int) -> list[float]:
+async def _cpu_ms(proxies: tuple[Port, ...], chunks: int, rounds: int) -> list[float]:
     """CPU of a stream of so many chunks, by proxy."""
     taken: list[list[float]] = [[] for _ in proxies]
     for _ in range(REPEATS):
         for proxy, values in zip(proxies, taken, strict=True):
-            before_s = proxy.cpu_s
+            before_s = cpu_s(proxy.pid)
             done = await _clients(proxy.port, CLIENTS, chunks, EVERY_S, rounds)
-            values.append((proxy.cpu_s - before_s) * 1e3 / done["streams"])
+            values.append((cpu_s(proxy.pid) - before_s) * 1e3 / done["streams"])
     return [median(values) for values in taken]
 
 
@@ -97,43 +85,24 @@ async def _first_s(port: int) -> float:
 
 
 async def _clients(*about: float) -> Any:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(SIDE),
-        "clients",
-        *map(str, about),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    output, _ = await process.communicate()
-    assert process.returncode == 0
+    code, output, err = await ran(sys.executable, SIDE, "clients", *map(str, about))
+    assert code == 0, err
     return json.loads(output)
 
 
-async def _started(stack: AsyncExitStack, *command: str) -> Proxy:
-    """A process that says its port, until the stack closes."""
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    stack.push_async_callback(process.wait)
-    stack.callback(process.terminate)
+async def _engine(stack: AsyncExitStack) -> int:
+    """The port of an engine."""
+    process = await started(stack, sys.executable, str(SIDE), "engine", reads=True)
     assert process.stdout is not None
-    return Proxy(int(await process.stdout.readline()), process.pid)
+    return int(await process.stdout.readline())
 
 
-async def _gateway(stack: AsyncExitStack, router: int) -> Proxy:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.app.main", "gateway", "--router", f"127.0.0.1:{router}"),
+async def _gateway(stack: AsyncExitStack, router: int) -> Port:
+    port = free_port()
+    process = await started(
+        stack,
+        *(*KVROUTE, "gateway", "--router", f"127.0.0.1:{router}"),
         *("--listen", f"127.0.0.1:{port}", "--log-level", "warning"),
     )
-    stack.push_async_callback(process.wait)
-    stack.callback(process.terminate)
-    while True:
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            await asyncio.sleep(0.05)
-        else:
-            writer.close()
-            return Proxy(port, process.pid)
+    await until(lambda: accepts(port), "the gateway to listen")
+    return Port(port, process.pid)

@@ -13,7 +13,6 @@ import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -31,6 +30,7 @@ from indexer.kernel import NativeIndex
 from router.cluster.children.nats_server import NatsChild
 from tests.bench.nats_side import EVENT_BLOCKS, FLEET, TOPIC
 from tests.bench.timing import row
+from tests.stage.programs import KVROUTE, running
 
 REPEATS = 5
 INGEST_BLOCKS = 2_000_000
@@ -93,17 +93,14 @@ async def _latency(url: str, load: float) -> tuple[float, float]:
     """p50 and p99 in us from an engine's publish to the index. load: blocks/s of other engines."""
     async with _child("engine") as engine:
         port = (await engine.hear())["port"]
-        relay = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "router.app.main", "relay", "--worker-id", PROBE.worker_id),
+        relay = (
+            *(*KVROUTE, "relay", "--worker-id", PROBE.worker_id),
             *("--fleet", FLEET, "--nats", url, "--address", "none", "--topic", TOPIC),
             *("--events", f"tcp://127.0.0.1:{port}", "--metrics-listen", ""),
             *("--log-level", "error"),
         )
-        try:
+        async with running(*relay):
             repeats = [await _probe(url, engine, load) for _ in range(LATENCY_REPEATS)]
-        finally:
-            relay.terminate()
-            await relay.wait()
     return median(p50 for p50, _ in repeats), median(p99 for _, p99 in repeats)
 
 
@@ -214,17 +211,9 @@ class _Child:
 
 @asynccontextmanager
 async def _child(*arguments: object) -> AsyncIterator[_Child]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.bench.nats_side", *map(str, arguments)),
-        stdin=PIPE,
-        stdout=PIPE,
-        cwd=Path(__file__).parents[2],
-    )
-    try:
+    command = (sys.executable, "-m", "tests.bench.nats_side", *map(str, arguments))
+    async with running(*command, stdin=PIPE, stdout=PIPE) as process:
         yield _Child(process)
-    finally:
-        process.kill()
-        await process.wait()
 
 
 async def _until(condition: Callable[[], bool]) -> None:

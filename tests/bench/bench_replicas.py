@@ -13,7 +13,6 @@ lone router says once a second that it is there.
 
 import asyncio
 import random
-import sys
 import time
 from collections import Counter, deque
 from contextlib import AsyncExitStack
@@ -28,12 +27,12 @@ from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from kvroute.client import KvRouteClient
 from kvroute.v1 import Progress, ProgressState
-from router.cluster.children.process import end, start
+from router.cluster.children.process import end
 from router.cluster.replicas.replica_link import HEARD_PER_S
 from router.fleet.reservations.load import WorkerLoad
 from tests.bench.timing import row
 from tests.stage.fleet import START_S, Fleet, hashes
-from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage
+from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage, router_process
 from tests.stage.waiting import free_port
 
 SILENT = """
@@ -138,13 +137,10 @@ async def _imbalance(routers: int, tell: bool, seed: int) -> float:
         clients = []
         for _ in range(routers):
             address = f"127.0.0.1:{free_port()}"
-            command = [
-                *(sys.executable, *(("-m", "router.app.main") if tell else ("-c", SILENT))),
-                *("serve", "--nats", stage.nats.url),
-                *("--grpc-listen", address, "--metrics-listen", "", "--log-level", "error"),
-                *("--routing-policy", "least-loaded"),
-            ]
-            stack.push_async_callback(end, await start(command, None))
+            program = ("-m", "router.app.main") if tell else ("-c", SILENT)
+            words = ("--routing-policy", "least-loaded")
+            router = await router_process(stage.nats.url, address, *words, program=program)
+            stack.push_async_callback(end, router)
             clients.append(await stack.enter_async_context(KvRouteClient(address)))
         for client in clients:
             await client.wait_ready(30.0)

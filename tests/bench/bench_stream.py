@@ -9,43 +9,30 @@ tenant with a quota, and its requests name a LoRA and a label.
 
 import asyncio
 import json
-import random
 import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
-import msgspec
 import yaml
 
-from events.plane.broker import Broker
-from events.plane.clock import unix_now
-from events.plane.settings import NatsSettings
-from events.relay.relay import Relay
 from kvroute.client import KvRouteClient
 from kvroute.client.messages.options import route_request
-from router.cluster.children.nats_server import NatsChild
 from router.cluster.children.process import end, start
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig
 from simulator.live.stand_ins import StandIn, stand_ins
 from tests.bench import c_client
-from tests.bench.stream_client import (
-    BLOCK_SIZE,
-    LABELS,
-    LORA,
-    TOKEN,
-    forms,
-    long_prompts,
-    prompts,
-)
+from tests.bench.stream_client import BLOCK_SIZE, LABELS, LORA, TOKEN, forms, long_prompts, prompts
 from tests.bench.timing import row
 from tests.stage.keys import identity, write_keys
-from tests.stage.loopback import engine_settings
+from tests.stage.loopback import a_broker, a_nats, a_relay
+from tests.stage.programs import KVROUTE, running
 from tests.stage.waiting import free_port
 
 ENGINES = 8
@@ -147,12 +134,8 @@ async def _measured() -> dict[str, dict[str, float]]:
 async def _by_client(
     target: str, pid: int, cases: dict[str, dict[str, Any]]
 ) -> dict[str, dict[str, float]]:
-    client = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.bench.stream_client", target, str(pid)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
+    command = (sys.executable, "-m", "tests.bench.stream_client", target, str(pid))
+    async with running(*command, stdin=PIPE, stdout=PIPE) as client:
         assert client.stdin is not None
         assert client.stdout is not None
         found = {}
@@ -160,8 +143,6 @@ async def _by_client(
             client.stdin.write(json.dumps(case).encode() + b"\n")
             found[name] = json.loads(await client.stdout.readline())
         return found
-    finally:
-        await end(client)
 
 
 @asynccontextmanager
@@ -170,9 +151,7 @@ async def served(*, key: bool = False) -> AsyncIterator[Served]:
     it takes callers with keys alone, and caches hold the prompts as of a LoRA."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvroute-bench-")))
-        nats = NatsChild()
-        stack.push_async_callback(nats.stop)
-        await nats.start()
+        nats = await stack.enter_async_context(a_nats())
         lora = LORA if key else ""
         scheduler = SchedulerConfig(
             block_count=8192, block_size=BLOCK_SIZE, lora_names=(lora,) if key else ()
@@ -197,28 +176,12 @@ async def served(*, key: bool = False) -> AsyncIterator[Served]:
             }
         file = folder / "serve.yaml"
         file.write_text(yaml.safe_dump(config))
-        command = [sys.executable, "-m", "router.app.main", "serve", "--config", str(file)]
-        router = await start(command, None)
+        router = await start([*KVROUTE, "serve", "--config", str(file)], None)
         stack.push_async_callback(end, router)
-        broker = Broker(NatsSettings(), nats.url, "relays")
-        stack.push_async_callback(broker.close)
-        await broker.connect()
-        relays: list[Relay] = []
+        broker = await stack.enter_async_context(a_broker(nats.url))
         for engine in engines:
             # Slots for all that a window reserves: what is measured is picks, not refusals.
-            settings = msgspec.structs.replace(
-                engine_settings(engine), slots=1_000_000, labels=LABELS
-            )
-            relay = Relay(
-                settings,
-                broker,
-                fleet="default",
-                clock=unix_now,
-                rng=random.Random(1),
-            )
-            stack.push_async_callback(relay.stop)
-            await relay.start()
-            relays.append(relay)
+            await stack.enter_async_context(a_relay(engine, broker, slots=1_000_000, labels=LABELS))
         token = TOKEN if key else None
         async with KvRouteClient(target, token=token) as client, asyncio.timeout(READY_TIMEOUT_S):
             await client.wait_ready(READY_TIMEOUT_S)
@@ -229,5 +192,3 @@ async def served(*, key: bool = False) -> AsyncIterator[Served]:
             while (await client.index_stats()).blocks < blocks:  # noqa: ASYNC110  # elsewhere
                 await asyncio.sleep(0.05)
         yield Served(target, router.pid, {one.address: one for one in engines})
-        if failures := [relay.failures for relay in relays if relay.failures]:
-            raise RuntimeError(f"relays failed: {failures}")

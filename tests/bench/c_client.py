@@ -3,7 +3,6 @@
 One connection, one call after the other, each with the same prompt.
 """
 
-import asyncio
 import struct
 import tempfile
 from pathlib import Path
@@ -11,6 +10,7 @@ from statistics import median
 
 from kvroute.v1 import RouteRequest
 from tests.bench.environments import Missing, debian_program
+from tests.stage.programs import ran
 
 CALLS = 2000
 REPEATS = 5
@@ -32,8 +32,7 @@ async def p50_us(target: str, request: RouteRequest) -> float | None:
         found = []
         for _ in range(REPEATS):
             log.unlink(missing_ok=True)
-            ran = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
-            if await ran.wait():
-                raise RuntimeError(f"h2load ended with {ran.returncode}")
+            if (await ran(*command)).code:
+                raise RuntimeError("h2load failed")
             found.append(median(int(line.split("\t")[2]) for line in log.read_text().splitlines()))
     return median(found)

@@ -24,7 +24,6 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import fmean, median
@@ -46,6 +45,7 @@ from tests.bench.gateways_compared import (
     cached_share,
     clients,
     first_tokens_ms,
+    poisson,
     text_of,
 )
 from tests.bench.processes import cpu_s, rss_mib, started
@@ -173,7 +173,7 @@ def system(rng: random.Random, traces: Path) -> Sessions:
     shared = text_of(rng, 4096)
     return [
         [_turn(shared + text_of(rng, rng.randint(80, 200)), 24) | {"at_s": at_s}]
-        for at_s in _poisson(rng, 12.0)
+        for at_s in poisson(rng, 12.0, 60.0)
     ]
 
 
@@ -181,18 +181,11 @@ def nothing(rng: random.Random, traces: Path) -> Sessions:
     """500 to 3,000 tokens of one's own, 14 a second."""
     return [
         [_turn(text_of(rng, rng.randint(500, 3000)), 24) | {"at_s": at_s}]
-        for at_s in _poisson(rng, 14.0)
+        for at_s in poisson(rng, 14.0, 60.0)
     ]
 
 
 WORKLOADS = {one.__name__: one for one in (agents, conversation, system, nothing)}
-
-
-def _poisson(rng: random.Random, rate: float) -> Iterator[float]:
-    at_s = rng.expovariate(rate)
-    while at_s < 60.0:
-        yield at_s
-        at_s += rng.expovariate(rate)
 
 
 def _prompt(request: TraceRequest, scale: int) -> str:

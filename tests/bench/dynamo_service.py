@@ -9,7 +9,6 @@ one worker. The service logs errors only (by default a line for each request) an
 
 import json
 import os
-import socket
 import subprocess
 import tempfile
 import time
@@ -32,6 +31,8 @@ from tests.bench.bench_stream import ENGINES
 from tests.bench.environments import DYNAMO, Missing, debian_program, python_of
 from tests.bench.stream_client import BLOCK_SIZE, long_prompts, prompts
 from tests.bench.timing import beside
+from tests.stage.processes import cpu_s
+from tests.stage.waiting import free_port
 
 CONNECTIONS = 16
 CONNECTIONS_MANY = 64
@@ -148,9 +149,9 @@ class _Wrk:
         script = Path(__file__).with_name("wrk.lua")
         command = [self._wrk, "-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(script)]
         command += [f"http://127.0.0.1:{self._port}", "--", str(bodies), "/select"]
-        wrk_before, before = _children_cpu_s(), _cpu_s(self._pid)
+        wrk_before, before = _children_cpu_s(), cpu_s(self._pid)
         ran = subprocess.run(command, check=True, capture_output=True, text=True)
-        cpu_s, wrk_s = _cpu_s(self._pid) - before, _children_cpu_s() - wrk_before
+        spent_s, wrk_s = cpu_s(self._pid) - before, _children_cpu_s() - wrk_before
         said = json.loads(ran.stdout.splitlines()[-1])
         if said["errors"] or not said["requests"]:
             raise AssertionError(f"Dynamo's service answered with errors: {said}")
@@ -158,8 +159,8 @@ class _Wrk:
         return Load(
             rps=said["requests"] / took_s,
             p50_us=said["p50_us"],
-            cpu_us=cpu_s / said["requests"] * 1e6,
-            service_cores=cpu_s / took_s,
+            cpu_us=spent_s / said["requests"] * 1e6,
+            service_cores=spent_s / took_s,
             wrk_cores=wrk_s / took_s,
         )
 
@@ -167,7 +168,7 @@ class _Wrk:
 @contextmanager
 def _service(python: Path) -> Iterator[tuple[int, int]]:
     """Dynamo's service: its port and its process."""
-    port = _free_port()
+    port = free_port()
     process = subprocess.Popen(
         [str(python), "-m", "dynamo.select_service", "--port", str(port)],
         env=os.environ | {"DYN_LOG": "error"},
@@ -268,19 +269,6 @@ def _healthy(port: int) -> bool:
             return True
     except urllib.error.URLError:
         return False
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
-def _cpu_s(pid: int) -> float:
-    """User and system time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _children_cpu_s() -> float:

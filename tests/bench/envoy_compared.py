@@ -5,8 +5,9 @@
 Each picker gets each mix with engines of its own, started anew: ENGINES stand-ins, with the step
 times of a 70B model in real time, and a token a byte. Envoy is that of build/envoy (`make envoy`)
 with one thread, and the configuration that the picker's own `kvroute envoy-config` prints. Pickers
-take turns within a mix and seed, and get the same arrivals. A run takes a minute for each picker,
-mix and seed; prints a table, and writes build/envoy-compared.json. No part of `make bench`.
+take turns within a mix and seed, and get the same arrivals; a request that fails ends the run. A
+run takes a minute for each picker, mix and seed. Prints a table, and writes
+build/envoy-compared.json. No part of `make bench`.
 
 Compile the modules of each checkout before (`python -m compileall -q FOLDER`), as an installed
 package has them: else its memory has the compiler's rests.
@@ -19,12 +20,10 @@ import asyncio
 import json
 import os
 import random
-import string
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import fmean, median
@@ -36,6 +35,15 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench.environments import BUILD
+from tests.bench.gateways_compared import (
+    Port,
+    Sessions,
+    cached_share,
+    clients,
+    first_tokens_ms,
+    poisson,
+    text_of,
+)
 from tests.bench.processes import cpu_s, rss_mib, started
 from tests.stage.waiting import free_port
 
@@ -59,17 +67,6 @@ ENVOY = BUILD / "envoy" / "envoy" / "_bin" / "envoy"
 RESULTS = BUILD / "envoy-compared.json"
 PLAIN = "least_request"
 
-Messages = list[dict[str, str]]
-
-
-class Answer(NamedTuple):
-    """What a client saw of one request."""
-
-    ttft_s: float
-    whole_s: float
-    prompt_tokens: int
-    cached_tokens: int
-
 
 class Result(NamedTuple):
     """One picker in one mix, with one seed."""
@@ -78,7 +75,6 @@ class Result(NamedTuple):
     picker: str
     seed: int
     requests: int
-    failed: int
     ttft_ms: float
     ttft_p50_ms: float
     ttft_p99_ms: float
@@ -90,117 +86,50 @@ class Result(NamedTuple):
     picker_rss_mib: float
 
 
-class Client:
-    """Sends chats, and keeps what came of them."""
-
-    def __init__(self, http: aiohttp.ClientSession, base: str) -> None:
-        self.answers: list[Answer] = []
-        self.failures: list[str] = []
-        self._http = http
-        self._url = f"{base}/v1/chat/completions"
-
-    async def chat(self, messages: Messages) -> str:
-        """The answer's text; empty for a request that failed."""
-        try:
-            async with asyncio.timeout(READY_S):
-                text, answer = await self._chat(messages)
-        except (aiohttp.ClientError, TimeoutError, RuntimeError) as error:
-            self.failures.append(f"{type(error).__name__}: {error}")
-            return ""
-        self.answers.append(answer)
-        return text
-
-    async def _chat(self, messages: Messages) -> tuple[str, Answer]:
-        body = {
-            "model": MODEL,
-            "messages": messages,
-            "max_tokens": ANSWER_TOKENS,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        text, first_s, usage, is_whole = "", 0.0, {}, False
-        began_s = time.perf_counter()
-        async with self._http.post(self._url, json=body) as response:
-            if response.status != 200:
-                raise RuntimeError(f"{response.status} {(await response.text())[:200]}")
-            async for line in response.content:
-                is_whole |= line.startswith(b"data: [DONE]")
-                if not line.startswith(b"data: {"):
-                    continue
-                chunk = json.loads(line[6:])
-                for choice in chunk["choices"]:
-                    first_s = first_s or time.perf_counter() - began_s
-                    text += choice["delta"].get("content") or ""
-                usage = chunk.get("usage") or usage
-        whole_s = time.perf_counter() - began_s
-        if not is_whole or not usage:
-            raise RuntimeError("a stream ended early")
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
-        return text, Answer(first_s, whole_s, usage["prompt_tokens"], cached)
-
-
 # Mixes of chats
 
 
-async def agents(client: Client, seconds: float, seed: int) -> None:
+def agents(rng: random.Random, seconds: float) -> Sessions:
     """USERS chats at a time, which grow by 500 to 700 bytes and an answer a turn; a user thinks for
     1 to 3 s, and begins another chat after TURNS turns. The same 256 bytes are in front of all."""
-    end_s = time.monotonic() + seconds
-    shared = _text(random.Random(seed), 256)
-
-    async def user(number: int) -> None:
-        await asyncio.sleep(random.Random(f"{seed} {number}").uniform(0, 3))
-        for chat in range(sys.maxsize):
-            rng = random.Random(f"{seed} {number} {chat}")
-            messages = [{"role": "system", "content": shared}]
-            for _ in range(TURNS):
-                if time.monotonic() > end_s:
-                    return
-                messages.append({"role": "user", "content": _text(rng, rng.randint(500, 700))})
-                messages.append({"role": "assistant", "content": await client.chat(messages)})
-                await asyncio.sleep(rng.uniform(1, 3))
-
-    await asyncio.gather(*(user(number) for number in range(USERS)))
+    system = text_of(rng, 256)
+    sessions = []
+    for _ in range(USERS):
+        turns = []
+        for number in range(int(seconds)):  # more than anyone gets to
+            is_first = number % TURNS == 0
+            turn = _turn(text_of(rng, rng.randint(500, 700)), system if is_first else "")
+            thinks_s = rng.uniform(1, 3) if number else rng.uniform(0, 3)
+            turns.append(turn | {"anew": is_first, "think_s": thinks_s, "until_s": seconds})
+        sessions.append(turns)
+    return sessions
 
 
-async def system(client: Client, seconds: float, seed: int) -> None:
+def system(rng: random.Random, seconds: float) -> Sessions:
     """One system prompt of 4 KiB, and a question of 80 to 200 bytes."""
-    shared = _text(random.Random(seed), 4096)
-
-    def question(rng: random.Random) -> Messages:
-        asked = _text(rng, rng.randint(80, 200))
-        return [{"role": "system", "content": shared}, {"role": "user", "content": asked}]
-
-    await _arrivals(client, seconds, seed, RATES["system"], question)
+    shared = text_of(rng, 4096)
+    return [
+        [_turn(text_of(rng, rng.randint(80, 200)), shared) | {"at_s": at_s}]
+        for at_s in poisson(rng, RATES["system"], seconds)
+    ]
 
 
-async def nothing(client: Client, seconds: float, seed: int) -> None:
+def nothing(rng: random.Random, seconds: float) -> Sessions:
     """Prompts of 1 to 3 KB that have nothing in common."""
-
-    def question(rng: random.Random) -> Messages:
-        return [{"role": "user", "content": _text(rng, rng.randint(1000, 3000))}]
-
-    await _arrivals(client, seconds, seed, RATES["nothing"], question)
+    return [
+        [_turn(text_of(rng, rng.randint(1000, 3000))) | {"at_s": at_s}]
+        for at_s in poisson(rng, RATES["nothing"], seconds)
+    ]
 
 
 MIXES = {"agents": agents, "system": system, "nothing": nothing}
 
 
-async def _arrivals(client: Client, seconds: float, seed: int, rate: float, question: Any) -> None:
-    """Requests that come at random, whatever became of those before."""
-    rng, began_s, at_s, open_ = random.Random(f"{seed} arrivals"), time.monotonic(), 0.0, []
-    while (at_s := at_s + rng.expovariate(rate)) <= seconds:
-        messages = question(rng)
-        await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))
-        open_.append(asyncio.create_task(client.chat(messages)))
-    await asyncio.gather(*open_)
-
-
-def _text(rng: random.Random, size: int) -> str:
-    words: list[str] = []
-    while sum(map(len, words)) + len(words) < size:
-        words.append("".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 9))))
-    return " ".join(words)[:size]
+def _turn(content: str, system: str = "") -> dict[str, Any]:
+    messages = [{"role": "user", "content": content}]
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
+    return {"messages": messages, "max_tokens": ANSWER_TOKENS}
 
 
 # A run
@@ -211,9 +140,7 @@ async def measured(mix: str, picker: str, tree: Path | None, seed: int, seconds:
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvroute-bench-"))
         log = stack.enter_context((Path(folder) / "log").open("wb"))
-        http = await stack.enter_async_context(
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), read_bufsize=1 << 20)
-        )
+        http = await stack.enter_async_context(aiohttp.ClientSession())
         fleet = Path(folder) / "kvroute.yaml"
         command = (*_kvroute(TREE), "simulate", *FLEET, "--write-config", str(fleet))
         await started(stack, *command, output=log)
@@ -238,32 +165,30 @@ async def measured(mix: str, picker: str, tree: Path | None, seed: int, seconds:
         pids.append((await started(stack, *envoy, output=log)).pid)
         await _answers(http, f"http://127.0.0.1:{admin}/ready")
         await asyncio.sleep(SETTLED_S)
-        base = f"http://127.0.0.1:{port}"
-        warm, client = Client(http, base), Client(http, base)
-        for number in range(3):
-            await warm.chat([{"role": "user", "content": f"warm {number}"}])
-        if warm.failures:
-            raise RuntimeError(f"{picker}: {warm.failures[0]}")
+        await clients(Port(port, 0), [[_turn(f"warm {number}") for number in range(3)]])
         before_s = [cpu_s(pid) for pid in pids]
-        await MIXES[mix](client, seconds, seed)
+        sessions = MIXES[mix](random.Random(f"{seed} {mix}"), seconds)
+        answers = (await clients(Port(port, 0), sessions))["answers"]
         spent_s = [cpu_s(pid) - before for pid, before in zip(pids, before_s, strict=True)]
         rss = rss_mib(pids[0]) if tree is not None else 0.0
-    return result_of(mix, picker, seed, client, spent_s, rss)
+    return result_of(mix, picker, seed, answers, spent_s, rss)
 
 
 def result_of(
-    mix: str, picker: str, seed: int, client: Client, spent_s: Sequence[float], rss: float
+    mix: str,
+    picker: str,
+    seed: int,
+    answers: Sequence[Mapping[str, Any]],
+    spent_s: Sequence[float],
+    rss: float,
 ) -> Result:
     """spent_s: CPU of the picker, unless there is none, and of Envoy."""
-    answers = client.answers
-    first_ms = sorted(answer.ttft_s * 1e3 for answer in answers)
-    prompt_tokens = sum(answer.prompt_tokens for answer in answers)
     *picker_s, envoy_s = (spent * 1000 / len(answers) for spent in spent_s)
     return Result(
-        *(mix, picker, seed, len(answers), len(client.failures)),
-        *(fmean(first_ms), median(first_ms), first_ms[int(0.99 * len(first_ms))]),
-        fmean(answer.whole_s * 1e3 for answer in answers),
-        sum(answer.cached_tokens for answer in answers) / prompt_tokens,
+        *(mix, picker, seed, len(answers)),
+        *first_tokens_ms(answers),
+        fmean(answer["end_s"] * 1e3 for answer in answers),
+        cached_share(answers),
         *(sum(picker_s), envoy_s, rss),
     )
 
@@ -322,7 +247,7 @@ def table_of(results: Sequence[Result]) -> Table:
     table = Table("mix", "picker", title="behind the same Envoy", box=None)
     for column in (
         *("requests", "TTFT ms", "p50", "p99", "whole ms", "cached", "picker CPU s/1,000"),
-        *("Envoy's", "RSS MiB", "failed", "CPU ratio"),
+        *("Envoy's", "RSS MiB", "CPU ratio"),
     ):
         table.add_column(column, justify="right")
     groups: dict[tuple[str, str], list[Result]] = {}
@@ -337,14 +262,10 @@ def table_of(results: Sequence[Result]) -> Table:
             ratio = f"{_median(runs, 'picker_cpu_s') / _median(second, 'picker_cpu_s'):.2f}"
         table.add_row(
             *(mix, picker, f"{sum(one.requests for one in runs):,}"),
-            *(f"{_median(runs, name):,.0f}" for name in Result._fields[5:9]),
+            *(f"{_median(runs, name):,.0f}" for name in Result._fields[4:8]),
             f"{_median(runs, 'cached_share'):.1%}",
             *(f"{_median(runs, name):.2f}" for name in ("picker_cpu_s", "envoy_cpu_s")),
-            *(
-                f"{_median(runs, 'picker_rss_mib'):.0f}",
-                f"{sum(one.failed for one in runs)}",
-                ratio,
-            ),
+            *(f"{_median(runs, 'picker_rss_mib'):.0f}", ratio),
         )
     return table
 

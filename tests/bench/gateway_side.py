@@ -1,7 +1,6 @@
 """Processes around a gateway that is measured: an engine, a bare relay, and clients.
 
 usage: gateway_side.py engine                 prints its port; serves until its input ends
-       gateway_side.py relay ENGINE           the same: a proxy of aiohttp's server and client
        gateway_side.py clients PORT CLIENTS CHUNKS EVERY_S ROUNDS
                                               prints streams, chunks and times to the first byte
 """
@@ -14,7 +13,6 @@ from typing import Any
 
 import aiohttp
 import uvloop
-from aiohttp import web
 from typing_extensions import override
 
 EVENT = b"data: " + b"x" * 212 + b"\n\n"
@@ -71,34 +69,6 @@ async def engine() -> None:
     await _served(server.sockets[0].getsockname()[1])
 
 
-async def relay(port: int) -> None:
-    """The least that aiohttp can do for a stream: bytes in, bytes out."""
-    async with aiohttp.ClientSession(
-        auto_decompress=False,
-        timeout=aiohttp.ClientTimeout(total=None),
-        connector=aiohttp.TCPConnector(limit=0),
-    ) as session:
-
-        async def forward(request: web.Request) -> web.StreamResponse:
-            body = await request.read()
-            url = f"http://127.0.0.1:{port}{request.path}"
-            async with session.post(url, data=body) as answer:
-                response = web.StreamResponse(status=answer.status)
-                response.content_type = "text/event-stream"
-                await response.prepare(request)
-                async for chunk in answer.content.iter_any():
-                    await response.write(chunk)
-                return response
-
-        app = web.Application()
-        app.router.add_post(PATH, forward)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        await _served(runner.addresses[0][1])
-        await runner.cleanup()
-
-
 async def clients(port: int, count: int, chunks: int, every_s: float, rounds: int) -> None:
     metadata = {"chunks": chunks, "every_s": every_s}
     messages = [{"role": "user", "content": "hello " * 100}]
@@ -137,8 +107,6 @@ def main(role: str, *arguments: str) -> None:
     match role:
         case "engine":
             work = engine()
-        case "relay":
-            work = relay(int(arguments[0]))
         case _:
             port, count, chunks, every_s, rounds = arguments
             work = clients(int(port), int(count), int(chunks), float(every_s), int(rounds))

@@ -26,7 +26,7 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import product
 from math import ceil
@@ -225,6 +225,14 @@ def _turn(messages: list[dict[str, str]]) -> dict[str, Any]:
 
 def text_of(rng: random.Random, size: int) -> str:
     return "".join(rng.choices(_LETTERS, k=size))
+
+
+def poisson(rng: random.Random, rate: float, seconds: float) -> Iterator[float]:
+    """Times of arrivals, `rate` a second in the mean."""
+    at_s = rng.expovariate(rate)
+    while at_s < seconds:
+        yield at_s
+        at_s += rng.expovariate(rate)
 
 
 # Proxies: each starts its process

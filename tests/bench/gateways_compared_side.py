@@ -14,8 +14,9 @@ usage: gateways_compared_side.py engines COUNT SLOW
                                               file of the port's CA, or empty for plain HTTP.
                                               TOKEN: the clients' key, or empty. A turn with `at_s`
                                               is sent that many seconds after the start, or when the
-                                              answer before it is there, and `think_s` later; `more`
-                                              are further fields of its body
+                                              answer before it is there, and `think_s` later; past
+                                              `until_s` it is not sent. `more` are further fields of
+                                              its body
 """
 
 import asyncio
@@ -26,6 +27,7 @@ import ssl
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -152,6 +154,8 @@ async def _session(
         messages += turn["messages"]
         wait_s = max(turn.get("think_s", 0.0), began_s + turn.get("at_s", 0.0) - perf_counter())
         await asyncio.sleep(wait_s)
+        if perf_counter() - began_s > turn.get("until_s", inf):
+            break
         text, answer = await _turn(http, messages, turn)
         messages.append({"role": "assistant", "content": text})
         answers.append(answer)

@@ -2,9 +2,11 @@
 
 import asyncio
 import os
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import IO
+
+from tests.stage.processes import resident_bytes
 
 STOP_S = 60.0
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -51,11 +53,8 @@ def rss_mib(pid: int) -> float:
     """Resident memory of the same."""
     total = 0
     for one, _ in _family(pid):
-        try:
-            pages = int(Path(f"/proc/{one}/statm").read_text().split()[1])
-        except OSError:
-            continue  # it ended
-        total += pages * os.sysconf("SC_PAGE_SIZE")
+        with suppress(OSError):  # it ended
+            total += resident_bytes(one)
     return total / (1 << 20)
 
 

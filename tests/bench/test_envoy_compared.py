@@ -1,47 +1,37 @@
 """Tests of the comparison of pickers behind Envoy: its mixes, its sums and its table."""
 
-import asyncio
-from typing import Any
+import random
 
 import pytest
 
-from tests.bench.envoy_compared import MIXES, PLAIN, Answer, Client, Messages, result_of, table_of
+from tests.bench.envoy_compared import MIXES, PLAIN, TURNS, USERS, result_of, table_of
 
 
-class Listed(Client):
-    """Keeps the chats that it is to send."""
-
-    def __init__(self) -> None:
-        self.sent: list[Messages] = []
-        self.answers: list[Answer] = []
-        self.failures: list[str] = []
-
-    async def chat(self, messages: Messages) -> str:
-        self.sent.append(list(messages))
-        return ""
-
-
-async def _sent(mix: Any, seed: int) -> list[str]:
-    client = Listed()
-    await mix(client, 0.2, seed)
-    return [str(messages) for messages in client.sent]
-
-
-@pytest.mark.parametrize("mix", ["system", "nothing"])
+@pytest.mark.parametrize("mix", MIXES)
 def test_a_mix_is_the_same_for_each_picker(mix: str) -> None:
-    first = asyncio.run(_sent(MIXES[mix], 3))
-    assert first == asyncio.run(_sent(MIXES[mix], 3))
-    assert first
-    assert len(set(first)) == len(first)
-    assert first != asyncio.run(_sent(MIXES[mix], 4))
+    first = MIXES[mix](random.Random(3), 10.0)
+    assert first == MIXES[mix](random.Random(3), 10.0)
+    assert first != MIXES[mix](random.Random(4), 10.0)
+    turns = [str(turn["messages"]) for session in first for turn in session]
+    assert len(set(turns)) == len(turns) > 50
+
+
+def test_an_agents_chat_begins_anew_after_its_turns() -> None:
+    sessions = MIXES["agents"](random.Random(3), 10.0)
+    assert len(sessions) == USERS
+    for turns in sessions:
+        begun = [turn["anew"] for turn in turns]
+        assert begun == [True, *[False] * (TURNS - 1), True, False]
+        assert [len(turn["messages"]) == 2 for turn in turns] == begun
 
 
 def test_a_row_has_medians_of_the_seeds_and_the_ratio_to_the_second_picker() -> None:
-    client = Listed()
-    client.answers = [Answer(0.1, 0.8, 100, 50), Answer(0.3, 0.9, 300, 250)]
-    client.failures = ["TimeoutError: "]
+    answers = [
+        {"ttft_s": 0.1, "end_s": 0.8, "prompt_tokens": 100, "cached_tokens": 50},
+        {"ttft_s": 0.3, "end_s": 0.9, "prompt_tokens": 300, "cached_tokens": 250},
+    ]
     rows = [
-        result_of("agents", name, seed, client, spent, 64.0)
+        result_of("agents", name, seed, answers, spent, 64.0)
         for name, seed, spent in (
             ("kvroute", 1, (0.01, 0.002)),
             ("before", 1, (0.02, 0.002)),
@@ -57,5 +47,4 @@ def test_a_row_has_medians_of_the_seeds_and_the_ratio_to_the_second_picker() -> 
     cells = [list(column.cells) for column in table_of(rows).columns]
     assert cells[1] == ["kvroute", "before", PLAIN]
     assert cells[2] == ["4", "2", "2"]
-    assert cells[-2] == ["2", "1", "1"]
     assert cells[-1] == ["1.00", "", ""]

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import uvloop
 
+from tests.stage.processes import resident_bytes
+
 if TYPE_CHECKING:  # imported by the process once its clock is set
     from router.app.processes.router_process import RouterApp
 
@@ -64,9 +66,8 @@ def memory() -> dict[str, object]:
         mallinfo.restype = _Malloc
         told = mallinfo()
         malloc = told.uordblks + told.hblkhd
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
-        "resident": pages * os.sysconf("SC_PAGE_SIZE"),
+        "resident": resident_bytes(),
         "malloc": malloc,
         "objects": sys.getallocatedblocks(),
         "kinds": dict(

@@ -27,15 +27,15 @@ from tests.chaos.stage import (
     Options,
     Stage,
     a_stage,
-    accepts,
     all_in_use,
-    cpu_s_of,
     start_clients,
     stop_clients,
     until,
     until_seen,
 )
+from tests.stage.processes import cpu_s, resident_bytes
 from tests.stage.proxy import Proxy
+from tests.stage.waiting import accepts
 
 CORRUPT_SHARE = 0.02
 """Of the pieces that a corrupting proxy passes."""
@@ -84,10 +84,10 @@ async def run(
     async with a_stage(options, folder) as stage:
         await start_clients(stage)
         note(f"{len(stage.children)} processes are up; warm-up for {times.warm_up:g} s")
-        began_s, cpu_before = time.monotonic(), cpu_s(stage)
+        began_s, cpu_before = time.monotonic(), cpu_of(stage)
         await asyncio.sleep(times.warm_up)
         from_s = time.monotonic()
-        used = cores(cpu_before, cpu_s(stage), from_s - began_s)
+        used = cores(cpu_before, cpu_of(stage), from_s - began_s)
         warm = [one.quiet for one in await stage.seen()]
         player = Player(stage, note)
         if faults is None:
@@ -142,7 +142,7 @@ async def weighed(stage: Stage, began_s: float) -> AsyncIterator[list[Resident]]
         while True:
             for router in stage.routers:
                 with suppress(FileNotFoundError):  # it has ended, which the player notes
-                    size = resident(router.pid)
+                    size = resident_bytes(router.pid)
                     looks.append(Resident(router.name, time.monotonic() - began_s, size))
             await asyncio.sleep(WEIGHED_S)
 
@@ -153,18 +153,13 @@ async def weighed(stage: Stage, began_s: float) -> AsyncIterator[list[Resident]]
         task.cancel()
 
 
-def resident(pid: int) -> int:
-    """Bytes of a process's memory that are there; raises FileNotFoundError."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def cpu_s(stage: Stage) -> dict[tuple[str, int], float]:
+def cpu_of(stage: Stage) -> dict[tuple[str, int], float]:
     """(kind, pid) -> CPU time, of each process that is there, and of this one with its proxies."""
     kinds = {child.pid: child.kind for child in stage.children}
-    found = {("proxies", os.getpid()): cpu_s_of(os.getpid())}
+    found = {("proxies", os.getpid()): cpu_s(os.getpid())}
     for pid, kind in kinds.items():
         with suppress(FileNotFoundError):  # it has ended, which the player notes
-            found[kind, pid] = cpu_s_of(pid)
+            found[kind, pid] = cpu_s(pid)
     return found
 
 

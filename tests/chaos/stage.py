@@ -5,7 +5,6 @@ noted.
 """
 
 import asyncio
-import os
 import random
 import signal
 import socket
@@ -27,6 +26,7 @@ from tests.chaos.locked import write_locks
 from tests.chaos.records import Ended, Held, Memory, RouterSeen, WorkerSeen
 from tests.chaos.schedule import Sizes
 from tests.stage.proxy import Proxy, proxy_to
+from tests.stage.waiting import accepts
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 120.0
@@ -470,13 +470,6 @@ async def until(
         await asyncio.sleep(0.02)
 
 
-def accepts(port: int) -> bool:
-    """Whether somebody listens on a loopback port."""
-    with socket.socket() as probe:
-        probe.settimeout(0.5)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
 def free_ports(rng: random.Random, count: int) -> list[int]:
     """Ports of loopback that nobody has, downwards; many of them in a row."""
     start = rng.randrange(_PORTS.start, _PORTS.stop - 4 * count)
@@ -501,9 +494,3 @@ def _three_in_a_row(ports: list[int]) -> int:
         if ports[-2:] == [first + 2, first + 1]:
             del ports[-2:]
             return first
-
-
-def cpu_s_of(pid: int) -> float:
-    """The CPU time that a process has taken, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

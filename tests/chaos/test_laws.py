@@ -26,6 +26,8 @@ from tests.chaos.report import numbers, table
 HELD = {"worker-0": Held(blocks=3, digest=7), "worker-1": Held(blocks=5, digest=9)}
 KILLED = Trouble(cause=Cause.KILL, from_s=100.0, to_s=110.0, worker="worker-0")
 REFUSED = Attempt(sent_s=100.1, ended_s=100.2, worker="worker-0", replica="a", failure="refused")
+LATE = 100.2 + LATE_S + 0.1
+WELL = 100.0 + 20.0
 GOOD = Attempt(sent_s=100.2, ended_s=100.6, worker="worker-1", replica="a", begun=True)
 
 
@@ -100,18 +102,22 @@ def test_memory_that_wanders_is_no_growth() -> None:
     assert abs(slope / 2**20 - 0.1) < 3 * error / 2**20
 
 
-def with_served(run: Observed, *more: Served) -> Observed:
-    return msgspec.structs.replace(run, served=(*run.served, *more))
+def plus(run: Observed, *more: Served | Trouble) -> Observed:
+    """The run with further requests and troubles."""
+    return msgspec.structs.replace(
+        run,
+        served=(*run.served, *(one for one in more if isinstance(one, Served))),
+        troubles=(*run.troubles, *(one for one in more if isinstance(one, Trouble))),
+    )
 
 
-def with_trouble(run: Observed, *more: Trouble) -> Observed:
-    return msgspec.structs.replace(run, troubles=(*run.troubles, *more))
+def late(sent_s: float = LATE, **of: object) -> Served:
+    """A late request to the dead worker, then one to the other."""
+    return served(at(REFUSED, sent_s, **of), at(GOOD, sent_s + 0.1, **of))
 
 
-def late_after(trouble: Trouble, **of: object) -> Callable[[Observed], Observed]:
-    """A late pick of a dead worker, beside another trouble."""
-    late = served(at(REFUSED, LATE, **of), at(GOOD, LATE + 0.1))
-    return lambda run: with_trouble(with_served(run, late), trouble)
+def trouble(cause: Cause, from_s: float, to_s: float, **about: object) -> Trouble:
+    return Trouble(cause=cause, from_s=from_s, to_s=to_s, **about)
 
 
 def with_worker(run: Observed, **fields: object) -> Observed:
@@ -132,15 +138,15 @@ def at(attempt: Attempt, sent_s: float, **fields: object) -> Attempt:
 
 
 def no_core(from_s: float, to_s: float) -> Trouble:
-    return Trouble(cause=Cause.MACHINE, from_s=from_s, to_s=to_s)
+    return trouble(Cause.MACHINE, from_s, to_s)
+
+
+LOST = "RouterUnreachable"
+WRONG = "InvalidRequest: INVALID_FIELD"
 
 
 def broken(run: Observed) -> list[str]:
     return [one.law for one in judge(run) if not one.holds]
-
-
-LATE = 100.2 + LATE_S + 0.1
-WELL = 100.0 + 20.0
 
 
 def test_a_good_run_breaks_no_law() -> None:
@@ -155,25 +161,17 @@ PLANTED: dict[str, tuple[Callable[[Observed], Observed], str]] = {
         ),
         "no process ended",
     ),
-    "a pick of a dead worker": (
-        lambda run: with_served(run, served(at(REFUSED, LATE), at(GOOD, LATE + 0.1))),
-        "no request to a dead worker",
-    ),
+    "a pick of a dead worker": (lambda run: plus(run, late()), "no request to a dead worker"),
     "a pick of a dead worker that the other router could know of": (
-        lambda run: with_served(
-            run, served(at(REFUSED, LATE, replica="b"), at(GOOD, LATE + 0.1, replica="b"))
-        ),
+        lambda run: plus(run, late(replica="b")),
         "no request to a dead worker",
     ),
     "a fallback's pick of a worker that failed its client": (
-        lambda run: with_served(run, served(at(REFUSED, LATE, replica=""), at(GOOD, LATE + 0.1))),
+        lambda run: plus(run, served(at(REFUSED, LATE, replica=""), at(GOOD, LATE + 0.1))),
         "no request to a dead worker",
     ),
     "a pick half a second after a router that was stopped went on": (
-        lambda run: with_trouble(
-            with_served(run, served(at(REFUSED, 105.6), at(GOOD, 105.7))),
-            Trouble(cause=Cause.ROUTER_STOP, from_s=101.0, to_s=105.0, router=0),
-        ),
+        lambda run: plus(run, late(105.6), trouble(Cause.ROUTER_STOP, 101.0, 105.0, router=0)),
         "no request to a dead worker",
     ),
     "a reservation left open": (
@@ -215,34 +213,31 @@ PLANTED: dict[str, tuple[Callable[[Observed], Observed], str]] = {
         "the least of resident memory grows by less than 0.2 MiB a minute after 10 minutes",
     ),
     "a failure before the first byte": (
-        lambda run: with_served(run, served(at(REFUSED, 100.15), failure="refused")),
+        lambda run: plus(run, served(at(REFUSED, 100.15), failure="refused")),
         "with attempts, no failure before",
     ),
     "a request that no router took": (
-        lambda run: with_served(run, served(failure="RouterUnreachable")),
+        lambda run: plus(run, served(failure=LOST)),
         "with attempts, no failure before",
     ),
     "a request that was refused as wrong over a line that is well": (
-        lambda run: with_trouble(
-            with_served(run, served(failure="InvalidRequest: INVALID_FIELD")),
-            Trouble(cause=Cause.LINE_CORRUPT, from_s=99.0, to_s=101.0, client=1, router=0),
+        lambda run: plus(
+            run,
+            served(failure=WRONG),
+            trouble(Cause.LINE_CORRUPT, 99.0, 101.0, client=1, router=0),
         ),
         "with attempts, no failure before",
     ),
     "a machine without a core": (
-        lambda run: with_trouble(run, no_core(150.0, 152.3)),
+        lambda run: plus(run, no_core(150.0, 152.3)),
         "no core was away",
     ),
     "a failure before the first byte, though a core was away for a moment": (
-        lambda run: with_trouble(
-            with_served(run, served(failure="RouterUnreachable")), no_core(100.2, 101.1)
-        ),
+        lambda run: plus(run, served(failure=LOST), no_core(100.2, 101.1)),
         "with attempts, no failure before",
     ),
     "a failure after the first byte, of a worker that is well": (
-        lambda run: with_served(
-            run, served(at(GOOD, WELL, failure="broken"), failure="broken", begun=True)
-        ),
+        lambda run: plus(run, served(at(GOOD, WELL, failure="broken"), failure="b", begun=True)),
         "what fails after its first byte",
     ),
 }
@@ -257,92 +252,82 @@ def test_a_planted_violation_is_reported_by_its_law_alone(name: str) -> None:
     assert len(found.details) == 1
 
 
-EXCUSED: dict[str, Callable[[Observed], Observed]] = {
-    "a request to a dead worker before half a second": lambda run: with_served(
-        run, served(at(REFUSED, LATE - 0.2), at(GOOD, LATE))
+EXCUSED: dict[str, tuple[Served | Trouble, ...]] = {
+    "a request to a dead worker before half a second": (late(LATE - 0.2),),
+    "a pick of a router that went on less than half a second before": (
+        late(),
+        trouble(Cause.ROUTER_STOP, 100.3, LATE - 0.4, router=0),
     ),
-    "a pick of a router that went on less than half a second before": late_after(
-        Trouble(cause=Cause.ROUTER_STOP, from_s=100.3, to_s=LATE - 0.4, router=0)
+    "a pick of the other router, where the one that was told is stopped": (
+        late(replica="b"),
+        trouble(Cause.ROUTER_STOP, 100.3, 104.0, router=0),
     ),
-    "a pick of the other router, where the one that was told is stopped": late_after(
-        Trouble(cause=Cause.ROUTER_STOP, from_s=100.3, to_s=104.0, router=0), replica="b"
+    "a pick of the other router while NATS is away": (
+        late(replica="b"),
+        trouble(Cause.NATS, 100.3, 104.0),
     ),
-    "a pick of the other router while NATS is away": late_after(
-        Trouble(cause=Cause.NATS, from_s=100.3, to_s=104.0), replica="b"
+    "a pick after a failure that was reported over a line in trouble": (
+        late(),
+        trouble(Cause.LINE_SLOW, 100.0, 100.4, client=0, router=0),
     ),
-    "a pick after a failure that was reported over a line in trouble": late_after(
-        Trouble(cause=Cause.LINE_SLOW, from_s=100.0, to_s=100.4, client=0, router=0)
+    "a pick over a line in trouble": (
+        late(),
+        trouble(Cause.LINE_SLOW, LATE - 0.1, 104.0, client=0, router=0),
     ),
-    "a pick over a line in trouble": late_after(
-        Trouble(cause=Cause.LINE_SLOW, from_s=LATE - 0.1, to_s=104.0, client=0, router=0)
+    "a fallback's pick of a worker that failed other clients alone": (
+        msgspec.structs.replace(late(replica=""), client=1),
     ),
-    "a fallback's pick of a worker that failed other clients alone": lambda run: with_served(
-        run,
-        msgspec.structs.replace(
-            served(at(REFUSED, LATE, replica=""), at(GOOD, LATE + 0.1, replica="")), client=1
-        ),
+    "a pick less than half a second after a core was back": (late(), no_core(100.2, LATE - 0.4)),
+    "a fallback's pick less than half a second after a core was back": (
+        late(replica=""),
+        no_core(100.2, LATE - 0.4),
     ),
-    "a fallback's pick of a worker whose failure was long ago": lambda run: with_served(
-        msgspec.structs.replace(
-            run, troubles=(msgspec.structs.replace(KILLED, to_s=KILLED.to_s + AVOID_S),)
-        ),
-        served(at(REFUSED, 100.3 + AVOID_S, replica=""), at(GOOD, 100.4 + AVOID_S)),
-    ),
-    "a pick less than half a second after a core was back": late_after(no_core(100.2, LATE - 0.4)),
-    "a fallback's pick less than half a second after a core was back": late_after(
-        no_core(100.2, LATE - 0.4), replica=""
-    ),
-    "a failure before the first byte while cores were away for a second": lambda run: with_trouble(
-        with_served(run, served(failure="RouterUnreachable")),
+    "a failure before the first byte while cores were away for a second": (
+        served(failure=LOST),
         no_core(97.0, 97.7),
         no_core(97.6, 98.1),
     ),
-    "a failure after the first byte while a core was away for a second": lambda run: with_trouble(
-        with_served(run, served(at(GOOD, WELL, failure="slow"), failure="slow", begun=True)),
+    "a failure after the first byte while a core was away for a second": (
+        served(at(GOOD, WELL, failure="slow"), failure="slow", begun=True),
         no_core(WELL - 2.0, WELL - 0.9),
     ),
-    "one to a dead worker while no other is well": lambda run: msgspec.structs.replace(
-        with_served(run, served(at(REFUSED, LATE), at(GOOD, LATE + 0.1))),
-        troubles=(
-            *run.troubles,
-            Trouble(cause=Cause.STOP, from_s=99.0, to_s=101.0, worker="worker-1"),
-        ),
+    "one to a dead worker while no other is well": (
+        late(),
+        trouble(Cause.STOP, 99.0, 101.0, worker="worker-1"),
     ),
-    "a failure while no worker is well": lambda run: msgspec.structs.replace(
-        with_served(run, served(at(REFUSED, 100.3), failure="refused")),
-        troubles=(
-            *run.troubles,
-            Trouble(cause=Cause.STOP, from_s=80.0, to_s=100.0 - WELL_S + 1.0, worker="worker-1"),
-        ),
+    "a failure while no worker is well": (
+        served(at(REFUSED, 100.3), failure="refused"),
+        trouble(Cause.STOP, 80.0, 100.0 - WELL_S + 1.0, worker="worker-1"),
     ),
-    "a failure while both lines are cut": lambda run: msgspec.structs.replace(
-        with_served(run, served(failure="RouterUnreachable")),
-        troubles=(
-            *run.troubles,
-            *(
-                Trouble(cause=Cause.LINE_CUT, from_s=99.0, to_s=102.0, client=0, router=i)
-                for i in range(2)
-            ),
-        ),
+    "a failure while both lines are cut": (
+        served(failure=LOST),
+        *(trouble(Cause.LINE_CUT, 99.0, 102.0, client=0, router=i) for i in range(2)),
     ),
-    "a request that a corrupt line made another one": lambda run: with_trouble(
-        with_served(run, served(failure="InvalidRequest: INVALID_FIELD")),
-        Trouble(cause=Cause.LINE_CORRUPT, from_s=99.0, to_s=101.0, client=0, router=0),
+    "a request that a corrupt line made another one": (
+        served(failure=WRONG),
+        trouble(Cause.LINE_CORRUPT, 99.0, 101.0, client=0, router=0),
     ),
-    "a stream that broke off at a worker that was killed": lambda run: with_served(
-        run, served(at(GOOD, 100.0, worker="worker-0", failure="broken"), failure="b", begun=True)
+    "a stream that broke off at a worker that was killed": (
+        served(at(GOOD, 100.0, worker="worker-0", failure="broken"), failure="b", begun=True),
     ),
 }
 
 
 @pytest.mark.parametrize("name", EXCUSED)
 def test_what_cannot_be_helped_breaks_no_law(name: str) -> None:
-    assert broken(EXCUSED[name](a_good_run())) == []
+    assert broken(plus(a_good_run(), *EXCUSED[name])) == []
+
+
+def test_a_clients_fallback_avoids_a_worker_for_so_long_alone() -> None:
+    trouble = msgspec.structs.replace(KILLED, to_s=KILLED.to_s + AVOID_S)
+    run = msgspec.structs.replace(a_good_run(), troubles=(trouble,))
+    later = served(at(REFUSED, 100.3 + AVOID_S, replica=""), at(GOOD, 100.4 + AVOID_S))
+    assert broken(plus(run, later)) == []
 
 
 def test_late_requests_are_counted_from_the_first_failure_of_that_trouble() -> None:
     again = Trouble(cause=Cause.KILL, from_s=120.0, to_s=130.0, worker="worker-0")
-    run = with_served(a_good_run(), served(at(REFUSED, 121.0)), served(at(REFUSED, 121.9)))
+    run = plus(a_good_run(), served(at(REFUSED, 121.0)), served(at(REFUSED, 121.9)))
     run = msgspec.structs.replace(run, troubles=(KILLED, again))
     ((trouble, failed_s, late),) = late_picks(run, frozenset({Cause.KILL}), LATE_S)
     assert (trouble, failed_s, late.sent_s) == (again, 121.1, 121.9)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.run import cores, cpu_s
+from tests.chaos.run import cores, cpu_of
 from tests.chaos.stage import Child, Options, Stage
 
 
@@ -14,7 +14,7 @@ async def test_a_process_that_has_ended_is_left_out_of_the_cpu_times(tmp_path: P
     await nats.start(answers=False)
     assert nats.process is not None
     await nats.process.wait()
-    found = cpu_s(Stage(Options(seed=1), tmp_path, nats, 0))
+    found = cpu_of(Stage(Options(seed=1), tmp_path, nats, 0))
     assert [kind for kind, _ in found] == ["proxies"]
 
 

@@ -15,10 +15,6 @@ import zmq.asyncio
 
 from events.feed.fleet_view import Source
 from events.feed.stream import StreamState
-from events.plane.broker import Broker
-from events.plane.clock import unix_now
-from events.plane.settings import NatsSettings
-from events.relay.relay import Relay
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from router.app.processes.router_process import RouterApp
 from router.cluster.children.nats_server import NatsChild
@@ -27,7 +23,7 @@ from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig
 from simulator.live.stand_ins import StandIn, stand_in
-from tests.stage.loopback import BLOCK_SIZE, engine_settings, router_app, serve_config
+from tests.stage.loopback import BLOCK_SIZE, a_broker, a_relay, router_app, serve_config
 from tests.stage.proxy import Proxy, proxy_to
 from tests.stage.waiting import until
 
@@ -176,19 +172,10 @@ class ProxiedStage:
         ]
 
     async def _start_bystander(self) -> None:
-        engine = await self._stack.enter_async_context(self._an_engine(BYSTANDER))
-        broker = Broker(NatsSettings(), self.nats.url, BYSTANDER)
-        self._stack.push_async_callback(broker.close)
-        await broker.connect()
-        self.bystander = relay = Relay(
-            engine_settings(engine),
-            broker,
-            fleet="default",
-            clock=unix_now,
-            rng=self._rng,
-        )
-        self._stack.push_async_callback(relay.stop)
-        await relay.start()
+        enter = self._stack.enter_async_context
+        engine = await enter(self._an_engine(BYSTANDER))
+        broker = await enter(a_broker(self.nats.url, BYSTANDER))
+        await enter(a_relay(engine, broker))
 
 
 def port_of(address: str) -> int:
@@ -202,4 +189,3 @@ async def a_proxied_stage() -> AsyncIterator[ProxiedStage]:
         stage = ProxiedStage(stack)
         await stage.start()
         yield stage
-    assert not stage.bystander.failures

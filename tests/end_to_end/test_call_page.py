@@ -1,6 +1,5 @@
 """The programs of docs/call-it.md and those that it links to, run as they stand there."""
 
-import asyncio
 import re
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 
 from tests.stage.loopback import Stage, a_stage
 from tests.stage.pages import python_blocks, text_of
+from tests.stage.programs import ran
 from tests.stage.waiting import until
 
 PAGE = Path("docs/call-it.md")
@@ -20,17 +20,9 @@ async def run(program: str, stage: Stage, *arguments: str) -> tuple[str, str]:
     program = program.replace("127.0.0.1:50051", f"127.0.0.1:{stage.router.listeners.grpc_port}")
     program = program.replace("http://127.0.0.1:8000", stage.engines[0].address)
     program = program.replace("my-model", "stand-in")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        program,
-        *arguments,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    assert process.returncode == 0, err.decode()
-    return out.decode(), err.decode()
+    code, out, err = await ran(sys.executable, "-c", program, *arguments)
+    assert code == 0, err
+    return out, err
 
 
 @pytest.fixture

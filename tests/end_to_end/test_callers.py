@@ -3,7 +3,6 @@
 import asyncio
 import random
 import signal
-import sys
 from collections import Counter
 
 import aiohttp
@@ -11,17 +10,13 @@ import pytest
 from aiohttp import web
 
 from kvroute.client import KvRouteClient, cached_tokens
-from router.cluster.children.process import Child, end, start
+from router.cluster.children.process import end
 from simulator.live.http_api import Form, HttpApi
-from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage
+from tests.stage.loopback import a_prompt, a_stage, router_process
 from tests.stage.waiting import free_port, until
 
 FIRST_BYTE_S = 3.0
 """After which an engine counts as hung; far above what a well one takes on a busy machine."""
-
-
-def prompt(rng: random.Random) -> list[int]:
-    return [rng.randrange(100_000) for _ in range(4 * BLOCK_SIZE)]
 
 
 async def ask(
@@ -62,7 +57,7 @@ async def test_attempts_hide_an_engine_that_fails_and_one_that_hangs(
     monkeypatch.setattr(HttpApi, "_answer", answer)
     async with a_stage(engine_count=4) as stage, aiohttp.ClientSession() as http:
         client = stage.client
-        served = await asyncio.gather(*(ask(client, http, prompt(rng)) for _ in range(40)))
+        served = await asyncio.gather(*(ask(client, http, a_prompt(rng)) for _ in range(40)))
         assert met["worker-0"] > 0
         assert met["worker-1"] > 0, "or this shows nothing"
         assert "worker-1" not in {worker_id for worker_id, _ in served}
@@ -74,33 +69,29 @@ async def _served_by_a_router(
     client: KvRouteClient, http: aiohttp.ClientSession, rng: random.Random
 ) -> None:
     async with asyncio.timeout(60.0):
-        while (await ask(client, http, prompt(rng)))[1]:
+        while (await ask(client, http, a_prompt(rng)))[1]:
             pass
-
-
-async def _router(stage: Stage, port: int) -> Child:
-    command = [sys.executable, "-m", "router.app.main", "serve", "--nats", stage.nats.url]
-    listen = ["--grpc-listen", f"127.0.0.1:{port}", "--metrics-listen", "127.0.0.1:0"]
-    return await start([*command, *listen, "--log-level", "error"], None)
 
 
 async def test_with_all_routers_killed_the_client_goes_on_until_one_is_back() -> None:
     rng = random.Random(2)
     port = free_port()
     async with a_stage(engine_count=4) as stage, aiohttp.ClientSession() as http:
-        process = await _router(stage, port)
+        process = await router_process(stage.nats.url, f"127.0.0.1:{port}")
         try:
             async with KvRouteClient(f"127.0.0.1:{port}", rng=rng) as client:
                 await client.wait_ready(60.0)
                 await _served_by_a_router(client, http, rng)
-                assert (await ask(client, http, prompt(rng)))[1] is False
+                assert (await ask(client, http, a_prompt(rng)))[1] is False
                 await until(lambda: client.counts["worker_lists"], "a list of workers")
                 process.kill()
                 await process.wait()
-                served = await asyncio.gather(*(ask(client, http, prompt(rng)) for _ in range(24)))
+                served = await asyncio.gather(
+                    *(ask(client, http, a_prompt(rng)) for _ in range(24))
+                )
                 assert all(fallback for _, fallback in served)
                 assert len({worker_id for worker_id, _ in served}) == 4
-                process = await _router(stage, port)
+                process = await router_process(stage.nats.url, f"127.0.0.1:{port}")
                 await _served_by_a_router(client, http, rng)
                 assert client.counts["outages"] == 1
         finally:
@@ -112,17 +103,17 @@ async def test_with_the_only_router_stopped_the_client_goes_on_until_it_is_conti
     rng = random.Random(3)
     port = free_port()
     async with a_stage(engine_count=4) as stage, aiohttp.ClientSession() as http:
-        process = await _router(stage, port)
+        process = await router_process(stage.nats.url, f"127.0.0.1:{port}")
         try:
             settings = {"silent_s": 1.0, "timeout_s": 60.0}
             async with KvRouteClient(f"127.0.0.1:{port}", rng=rng, **settings) as client:
                 await client.wait_ready(60.0)
                 await _served_by_a_router(client, http, rng)
-                assert (await ask(client, http, prompt(rng)))[1] is False
+                assert (await ask(client, http, a_prompt(rng)))[1] is False
                 await until(lambda: client.counts["worker_lists"], "a list of workers")
                 process.send_signal(signal.SIGSTOP)
                 for _ in range(2):  # those that are open as it goes silent, and later ones
-                    asked = (ask(client, http, prompt(rng)) for _ in range(12))
+                    asked = (ask(client, http, a_prompt(rng)) for _ in range(12))
                     assert all(fallback for _, fallback in await asyncio.gather(*asked))
                 assert client.counts["picks_moved"]
                 process.send_signal(signal.SIGCONT)

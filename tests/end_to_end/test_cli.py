@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,22 +23,8 @@ from router.decide.policies import POLICIES
 from router.observe.audit.recompute_receipt import check
 from tests.stage.certificates import Authority, written
 from tests.stage.loopback import Stage, a_stage, router_app, serve_config
+from tests.stage.programs import KVROUTE, kvroute, running
 from tests.stage.waiting import until
-
-KVROUTE = (sys.executable, "-m", "router.app.main")
-
-
-async def kvroute(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:
-    """Runs a command to its end: exit code, output, errors."""
-    process = await asyncio.create_subprocess_exec(
-        *KVROUTE,
-        *arguments,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=os.environ | (env or {}),
-    )
-    out, err = await process.communicate()
-    return process.returncode or 0, out.decode(), err.decode()
 
 
 class Server:
@@ -60,23 +45,15 @@ class Server:
 @asynccontextmanager
 async def serving(folder: Path, *arguments: str) -> AsyncIterator[Server]:
     log = folder / "serve.log"
+    words = (
+        *("--grpc-listen", "127.0.0.1:0", "--grpc-unix-socket", str(folder / "sock")),
+        *("--metrics-listen", "", "--log-format", "plain"),
+    )
     with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            *KVROUTE,
-            "serve",
-            *("--grpc-listen", "127.0.0.1:0", "--grpc-unix-socket", str(folder / "sock")),
-            *("--metrics-listen", "", "--log-format", "plain"),
-            *arguments,
-            stderr=output,
-        )
-    server = Server(process, log)
-    try:
-        await until(lambda: server.logged(r"gRPC on .*port (\d+)"), "the server to listen")
-        yield server
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        async with running(*KVROUTE, "serve", *words, *arguments, stderr=output) as process:
+            server = Server(process, log)
+            await until(lambda: server.logged(r"gRPC on .*port (\d+)"), "the server to listen")
+            yield server
 
 
 async def test_check_config_prints_what_would_be_used_with_secrets_masked(tmp_path: Path) -> None:
@@ -130,19 +107,23 @@ async def test_an_argument_that_is_no_text_ends_with_one_line() -> None:
     assert (code, out, err) == (2, "", "kvroute: the argument '\\udcff' is not UTF-8\n")
 
 
-async def test_a_relay_without_an_engine_or_a_broker_says_what_is_missing() -> None:
-    code, _, err = await kvroute("relay")
-    assert (code, "no engine to relay" in err) == (2, True)
-    code, _, err = await kvroute("relay", "--worker-id", "a")
-    assert (code, "give --address too" in err) == (2, True)
-    code, _, err = await kvroute(
-        "relay", "--worker-id", "a", "--address", "http://x", "--replay", "tcp://127.0.0.1:1"
-    )
-    assert (code, "replay: needs an `events` endpoint" in err) == (2, True)
-    code, _, err = await kvroute(
-        "relay", "--worker-id", "a", "--address", "http://x", "--events", "tcp://127.0.0.1:1"
-    )
-    assert (code, "--nats URL" in err) == (2, True)
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        ("", "no engine to relay"),
+        ("--worker-id a", "give --address too"),
+        (
+            "--worker-id a --address http://x --replay tcp://127.0.0.1:1",
+            "replay: needs an `events` endpoint",
+        ),
+        ("--worker-id a --address http://x --events tcp://127.0.0.1:1", "--nats URL"),
+    ],
+)
+async def test_a_relay_without_an_engine_or_a_broker_says_what_is_missing(
+    words: str, missing: str
+) -> None:
+    code, _, err = await kvroute("relay", *words.split())
+    assert (code, missing in err) == (2, True)
 
 
 async def test_a_relay_says_at_once_that_it_can_keep_nothing(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The programs of docs/clients.md, run as they stand there against a gateway."""
 
-import asyncio
 import sys
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from router.config.settings.gateway_settings import GatewaySettings
 from tests.stage.loopback import a_stage
 from tests.stage.pages import python_blocks
+from tests.stage.programs import ran
 from tests.stage.waiting import until
 
 INSIDE = GatewaySettings(listen="127.0.0.1:0", answer_headers=True)
@@ -17,14 +17,10 @@ PAGE = Path("docs/clients.md")
 
 async def run(program: str, port: int) -> str:
     """Runs a page's program against a gateway; returns its output."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", program.replace("127.0.0.1:8080", f"127.0.0.1:{port}")),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    assert process.returncode == 0, err.decode()
-    return out.decode()
+    program = program.replace("127.0.0.1:8080", f"127.0.0.1:{port}")
+    code, out, err = await ran(sys.executable, "-c", program)
+    assert code == 0, err
+    return out
 
 
 @pytest.fixture

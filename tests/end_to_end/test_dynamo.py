@@ -1,9 +1,6 @@
 """A Dynamo fleet over real NATS: what its workers publish, to a router's Explain."""
 
-import asyncio
-import os
 import random
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,9 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from events.feed.stream import StreamState
 from events.plane import subjects
-from events.plane.broker import Broker
 from events.plane.facts import Control, encode
-from events.plane.settings import DynamoSettings, NatsSettings
+from events.plane.settings import DynamoSettings
 from events.relay.dynamo.relay import INSTANCE_LABEL, DynamoRelay
 from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import WorkerKey
@@ -28,13 +24,12 @@ from router.cluster.children.nats_server import NatsChild
 from router.cluster.children.relay_messages import relay_status
 from router.observe.metrics.families import export
 from router.observe.metrics.of_relays import relay_metrics
-from tests.stage.loopback import TurnedClock, router_app, serve_config
+from tests.stage.loopback import TurnedClock, a_broker, a_nats, router_app, serve_config
+from tests.stage.programs import KVROUTE, kvroute, running
 from tests.stage.waiting import until
 
 BLOCK_SIZE = 16
 EVENTS = "namespace.dyn.component.backend.endpoint.generate.kv-events"
-LOAD = "namespace.dyn.component.backend.endpoint.generate.kv_metrics"
-PASSES = "namespace.dyn.component.backend.endpoint.generate.forward-pass-metrics"
 SETTINGS = DynamoSettings(
     subject=EVENTS,
     address="http://frontend:8000/{worker_id}",
@@ -70,60 +65,39 @@ class Publisher:
         seen = [hash((self._salt, *tokens[: BLOCK_SIZE * (i + 1)])) for i in range(full)]
         return [one if one < 1 << 63 else one - (1 << 64) for one in seen]
 
-    async def store(self, tokens: Sequence[int], known: int = 0, tier: str = "device") -> None:
+    async def store(self, tokens: Sequence[int], known: int = 0) -> None:
         """The prompt's blocks after the first `known`, which the engine has told before."""
         names = self.names(tokens)
         blocks = block_hashes(pack_tokens(list(tokens)), BLOCK_SIZE).tolist()
-        data = {
-            "stored": {
-                "parent_hash": names[known - 1] if known else None,
-                "start_position": None,
-                "blocks": [
-                    {"block_hash": name, "tokens_hash": block, "mm_extra_info": None}
-                    for name, block in list(zip(names, blocks, strict=True))[known:]
-                ],
-            }
+        stored = {
+            "parent_hash": names[known - 1] if known else None,
+            "start_position": None,
+            "blocks": [
+                {"block_hash": name, "tokens_hash": block, "mm_extra_info": None}
+                for name, block in list(zip(names, blocks, strict=True))[known:]
+            ],
         }
-        await self.publish(data, tier)
+        await self.publish({"stored": stored})
 
-    async def remove(self, names: Sequence[int], tier: str = "device") -> None:
-        await self.publish({"removed": {"block_hashes": list(names)}}, tier)
+    async def remove(self, names: Sequence[int]) -> None:
+        await self.publish({"removed": {"block_hashes": list(names)}})
 
-    async def clear(self) -> None:
-        await self.publish("cleared")
-
-    async def publish(self, data: Any, tier: str = "device", as_json: bool = False) -> None:
+    async def publish(self, data: Any) -> None:
         self.event_id += 1
         event = {
             "worker_id": self.worker_id,
-            "storage_tier": tier,
+            "storage_tier": "device",
             "event": {"event_id": self.event_id, "data": data, "dp_rank": self.dp_rank},
         }
-        if as_json:
-            await self.nats.publish(EVENTS, msgspec.json.encode(event))
-        else:
-            await self.send(EVENTS, "kv-events", [event])
-
-    async def load(self, used_blocks: int) -> None:
-        told = {"worker_id": self.worker_id, "dp_rank": self.dp_rank, "kv_used_blocks": used_blocks}
-        await self.send(LOAD, "kv_metrics", told)
-
-    async def idle(self) -> None:
-        """The sign of life of a worker without requests, each second."""
-        told = {"version": 1, "worker_id": str(self.worker_id), "dp_rank": self.dp_rank}
-        none = {"num_prefill_requests": 0, "num_decode_requests": 0}
-        await self.send(PASSES, "forward-pass-metrics", {**told, "queued_requests": none})
-
-    async def send(self, subject: str, topic: str, payload: Any) -> None:
         envelope = {
             "publisher_id": self._publisher_id,
             "sequence": self.sequence,
             "published_at": 0,
-            "topic": topic,
-            "payload": msgspec.msgpack.encode(payload),
+            "topic": "kv-events",
+            "payload": msgspec.msgpack.encode([event]),
         }
         self.sequence += 1
-        await self.nats.publish(subject, msgspec.msgpack.encode(envelope))
+        await self.nats.publish(EVENTS, msgspec.msgpack.encode(envelope))
 
 
 class Fleet:
@@ -195,21 +169,11 @@ class Fleet:
 @asynccontextmanager
 async def a_fleet(settings: DynamoSettings = SETTINGS) -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
-        nats = NatsChild()
-        stack.push_async_callback(nats.stop)
-        await nats.start()
+        nats = await stack.enter_async_context(a_nats())
         clock = TurnedClock()
         router, client = await stack.enter_async_context(router_app(serve_config(nats.url), clock))
-        broker = Broker(NatsSettings(), nats.url, "relay")
-        stack.push_async_callback(broker.close)
-        await broker.connect()
-        relay = DynamoRelay(
-            settings,
-            broker,
-            fleet="default",
-            clock=clock,
-            rng=random.Random(1),
-        )
+        broker = await stack.enter_async_context(a_broker(nats.url))
+        relay = DynamoRelay(settings, broker, fleet="default", clock=clock, rng=random.Random(1))
         stack.push_async_callback(relay.stop)
         await relay.start()
         wire = Client()
@@ -242,100 +206,6 @@ async def test_what_workers_publish_is_the_overlap_that_explain_shows() -> None:
             assert (worker.engine, worker.model, worker.block_size) == ("dynamo", "the-model", 16)
             await fleet.in_step(int(worker.worker_id))
             assert list(worker.warnings) == []
-
-
-async def test_a_cold_fleet_is_served_by_all_its_workers() -> None:
-    async with a_fleet() as fleet:
-        for worker_id in range(1, 5):
-            await fleet.publisher(worker_id).idle()
-        for worker_id in range(1, 5):
-            await fleet.holding(0, worker_id)
-        picks = [
-            await fleet.client.route(token_ids=prompt(seed), model="the-model") for seed in range(8)
-        ]
-        assert {pick.worker_id for pick in picks} == {"1", "2", "3", "4"}
-
-
-async def test_the_older_json_form_is_followed_too() -> None:
-    async with a_fleet() as fleet:
-        worker = fleet.publisher(5)
-        worker.event_id = -1  # older releases count from 0
-        tokens = prompt(2)
-        blocks = block_hashes(pack_tokens(tokens), BLOCK_SIZE).tolist()
-        told = [
-            {"block_hash": name, "tokens_hash": block}
-            for name, block in zip(worker.names(tokens), blocks, strict=True)
-        ]
-        await worker.publish({"stored": {"parent_hash": None, "blocks": told}}, as_json=True)
-        await worker.publish({"removed": {"block_hashes": [told[3]["block_hash"]]}}, as_json=True)
-        await fleet.holding(3, 5)
-        assert await fleet.overlaps(tokens) == {"5": 48}
-
-
-async def test_tiers_and_ranks_are_kept_apart() -> None:
-    async with a_fleet() as fleet:
-        ranks = [fleet.publisher(7, rank) for rank in (0, 1)]
-        tokens = prompt(3)
-        for publisher in ranks:
-            await publisher.store(tokens)
-            await publisher.store(tokens, tier="host_pinned")
-            await publisher.store(tokens, tier="external")
-        await fleet.holding(8, 7, 0)
-        await fleet.holding(8, 7, 1)
-        await ranks[0].remove(ranks[0].names(tokens))
-        await ranks[1].clear()
-        await fleet.holding(4, 7, 0)
-        await fleet.holding(0, 7, 1)
-        explained = await fleet.client.explain(token_ids=tokens, model="the-model")
-        raw = {row.dp_rank: row.overlap_tokens for row in explained.candidates}
-        assert (raw[0].host, raw[0].device, raw[0].usable) == (64, 0, 64)
-        assert raw[1].usable == 0
-        counted = {key.dp_rank: rank.counts["shared"] for key, rank in fleet.relay.ranks}
-        assert counted == {0: 1, 1: 1}
-
-
-async def test_load_comes_with_the_heartbeat() -> None:
-    async with a_fleet() as fleet:
-        worker = fleet.publisher(3)
-        await worker.load(250)
-        await until(lambda: fleet.live(3), "a stream")
-        source = fleet.router.view.sources[WorkerKey("3", 0)]
-        await until(
-            lambda: source.heartbeat is not None and source.heartbeat.sampled_at_s, "a sample"
-        )
-        assert source.heartbeat is not None
-        assert (source.heartbeat.used_blocks, source.heartbeat.total_blocks) == (250.0, 1000)
-        assert source.heartbeat.total_slots == 64
-        assert not source.stream.complete, "what it holds is not known"
-
-
-async def test_a_lost_message_empties_the_stream_and_a_restart_is_another_epoch() -> None:
-    async with a_fleet() as fleet:
-        worker = fleet.publisher(9)
-        tokens = prompt(4)
-        await worker.store(tokens)
-        await fleet.holding(4, 9)
-        stream = fleet.router.view.sources[WorkerKey("9", 0)].stream
-        epoch = stream.epoch
-        worker.event_id += 1  # a message that nobody got
-        await worker.store(prompt(5))
-        ((_, rank),) = fleet.relay.ranks
-        await until(lambda: rank.engine_gaps == 1, "a gap")
-        await fleet.in_step(9)
-        assert not stream.complete
-        assert await fleet.overlaps(tokens) == {"9": 0}
-        assert await fleet.overlaps(prompt(5)) == {"9": 64}
-        assert stream.epoch == epoch
-        again = fleet.publisher(9)
-        again._publisher_id += 1
-        await again.store(prompt(6, blocks=2))
-        await fleet.holding(2, 9)
-        await fleet.in_step(9)
-        assert stream.epoch is not None
-        assert epoch is not None
-        assert stream.epoch > epoch
-        assert stream.complete
-        assert (rank.engine_gaps, rank.engine_restarts) == (1, 1)
 
 
 async def test_the_relays_metrics_tell_of_each_worker() -> None:
@@ -464,48 +334,39 @@ async def test_after_a_broker_is_back_only_what_the_next_number_proves_is_told()
 
 async def test_the_command_relays_a_fleet_of_another_nats(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        nats, theirs = NatsChild(), NatsChild()
-        for one in (nats, theirs):
-            stack.push_async_callback(one.stop)
-            await one.start()
+        nats, theirs = [await stack.enter_async_context(a_nats()) for _ in range(2)]
         app, client = await stack.enter_async_context(router_app(serve_config(nats.url)))
         wire = Client()
         await wire.connect(theirs.url)
         stack.push_async_callback(wire.close)
         log = tmp_path / "relay.log"
-        with log.open("wb") as output:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "router.app.main", "relay", "--engine", "dynamo"),
-                *("--nats", nats.url, "--dynamo-nats", theirs.url, "--subject", EVENTS),
-                *("--model", "m", "--block-size", "16", "--worker-id", "dyn-{worker_id}"),
-                *("--address", "http://{worker_id}:8000", "--slots", "8", "--label", "zone=a"),
-                *("--metrics-listen", "127.0.0.1:0", "--log-format", "plain"),
-                stderr=output,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"},
-            )
-        try:
-            await until(lambda: "relay for the Dynamo workers" in log.read_text(), "the relay")
-            worker = Publisher(wire, 42)
-            await worker.store(prompt(1))
-            await until(
-                lambda: (
-                    (source := app.view.sources.get(WorkerKey("dyn-42", 0)))
-                    and source.heartbeat
-                    and app.view.index.count(source.slot) == 4
-                ),
-                "the worker's blocks",
-            )
-            (row,) = (await client.explain(token_ids=prompt(1), model="m")).candidates
-            assert (row.worker_id, row.overlap_tokens.usable) == ("dyn-42", 64)
-            (told,) = await client.list_workers()
-            labels = {"zone": "a", INSTANCE_LABEL: "42"}
-            assert (told.address, dict(told.labels)) == ("http://42:8000", labels)
-            process.terminate()
-            assert await process.wait() == 0
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+        command = (
+            *(*KVROUTE, "relay", "--engine", "dynamo"),
+            *("--nats", nats.url, "--dynamo-nats", theirs.url, "--subject", EVENTS),
+            *("--model", "m", "--block-size", "16", "--worker-id", "dyn-{worker_id}"),
+            *("--address", "http://{worker_id}:8000", "--slots", "8", "--label", "zone=a"),
+            *("--metrics-listen", "127.0.0.1:0", "--log-format", "plain"),
+        )
+        output = stack.enter_context(log.open("wb"))
+        process = await stack.enter_async_context(running(*command, stderr=output))
+        await until(lambda: "relay for the Dynamo workers" in log.read_text(), "the relay")
+        worker = Publisher(wire, 42)
+        await worker.store(prompt(1))
+        await until(
+            lambda: (
+                (source := app.view.sources.get(WorkerKey("dyn-42", 0)))
+                and source.heartbeat
+                and app.view.index.count(source.slot) == 4
+            ),
+            "the worker's blocks",
+        )
+        (row,) = (await client.explain(token_ids=prompt(1), model="m")).candidates
+        assert (row.worker_id, row.overlap_tokens.usable) == ("dyn-42", 64)
+        (told,) = await client.list_workers()
+        labels = {"zone": "a", INSTANCE_LABEL: "42"}
+        assert (told.address, dict(told.labels)) == ("http://42:8000", labels)
+        process.terminate()
+        assert await process.wait() == 0
 
 
 @pytest.mark.parametrize(
@@ -522,13 +383,8 @@ async def test_the_command_relays_a_fleet_of_another_nats(tmp_path: Path) -> Non
 )
 async def test_wrong_flags_end_with_one_line(flags: tuple[str, ...], told: str) -> None:
     needed = ("--subject", "a", "--address", "http://x", "--model", "m", "--block-size", "16")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.app.main", "relay", "--engine", "dynamo"),
-        *(needed if flags else ()),
-        *flags,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    _, err = await process.communicate()
-    assert process.returncode == 2
-    assert told in err.decode()
-    assert len(err.decode().strip().splitlines()) == 1
+    words = (*needed, *flags) if flags else ()
+    code, _, err = await kvroute("relay", "--engine", "dynamo", *words)
+    assert code == 2
+    assert told in err
+    assert len(err.strip().splitlines()) == 1

@@ -3,11 +3,9 @@
 import random
 
 import aiohttp
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from events.feed.stream import StreamState
-from kvroute.client import NoWorker
 from kvroute.v1 import FailureReason, Progress, ProgressState
 from tests.stage.loopback import BLOCK_SIZE, a_stage, engine_settings, router_app, serve_config
 from tests.stage.waiting import until
@@ -176,29 +174,6 @@ async def test_a_cleared_cache_is_forgotten_with_the_engines_next_step() -> None
         await until(lambda: stage.held("worker-0") == 3, "only the new prompt's blocks")
 
 
-async def test_reserved_load_is_seen_at_once_and_freed_by_the_report() -> None:
-    async with a_stage(engine_count=1) as stage:
-        pick = await stage.client.route(token_ids=prompt(1))
-        (worker,) = await stage.client.list_workers()
-        assert (worker.reserved, worker.active_blocks) == (1, 11.0)
-        assert worker.prefill_tokens_active == 163
-        async with stage.client.request(token_ids=prompt(2)) as request:
-            await request.prefill_done()
-            (worker,) = await stage.client.list_workers()
-            assert (worker.reserved, worker.prefill_tokens_active) == (2, 163)
-        (worker,) = await stage.client.list_workers()
-        assert worker.reserved == 1
-        assert pick.lease_s == 120.0
-
-
-async def test_before_any_worker_is_known_a_request_is_told_to_come_again() -> None:
-    async with router_app(serve_config(None)) as (app, client):
-        with pytest.raises(NoWorker) as caught:
-            await client.route(token_ids=[1, 2, 3], timeout_s=2.0)
-        assert "no worker is known yet" in str(caught.value)
-        assert not app.ready
-
-
 async def test_a_small_fleet_needs_one_process_with_its_workers_in_the_configuration() -> None:
     async with a_stage(engine_count=2) as stage:
         workers = tuple(engine_settings(engine) for engine in stage.engines)
@@ -247,18 +222,3 @@ async def test_metrics_tell_of_picks_workers_streams_and_relays() -> None:
         live = (*labels, ("state", "live"), ("worker", worker))
         assert samples["kvroute_stream_state", live] == 1
         assert samples["kvroute_worker_up", (*labels, ("worker", worker))] == 1
-
-
-async def test_a_drained_worker_gets_nothing_until_it_is_taken_back() -> None:
-    async with a_stage(engine_count=2) as stage:
-        assert await stage.client.drain_worker("worker-0") == 1
-        picks = {
-            (await stage.client.route(token_ids=prompt(seed, 20))).worker_id for seed in range(20)
-        }
-        assert picks == {"worker-1"}
-        await stage.client.undrain_worker("worker-0")
-        picks = {
-            (await stage.client.route(token_ids=prompt(seed, 20))).worker_id
-            for seed in range(20, 60)
-        }
-        assert picks == {"worker-0", "worker-1"}

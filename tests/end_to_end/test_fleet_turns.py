@@ -3,14 +3,13 @@ wait in a router which is killed wait on in another."""
 
 import asyncio
 import random
-import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 from kvroute.client import KvRouteClient, Pick
 from kvroute.v1 import ListQueueResponse
-from router.cluster.children.process import Child, end, start
-from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage
+from router.cluster.children.process import Child, end
+from tests.stage.loopback import Stage, a_prompt, a_stage, router_process
 from tests.stage.waiting import free_port, until
 
 SLOTS = 64
@@ -36,23 +35,13 @@ BATCH, CHAT = 3, 6
 """Waiting requests of batch in each of three routers, and of chat in the fourth."""
 
 
-def prompt(rng: random.Random) -> list[int]:
-    return [rng.randrange(100_000) for _ in range(4 * BLOCK_SIZE)]
-
-
 async def a_router(stage: Stage, folder: Path, address: str = "") -> tuple[Child, str]:
     """One more process, and its address; it may not be ready yet."""
     config = folder / "kvroute.yaml"
     config.write_text(QUEUE)
     address = address or f"127.0.0.1:{free_port()}"
-    child = await start(
-        [
-            *(sys.executable, "-c", SERVE, "serve", "--config", str(config)),
-            *("--nats", stage.nats.url, "--grpc-listen", address),
-            *("--metrics-listen", "", "--log-level", "error"),
-        ],
-        None,
-    )
+    words = ("--config", str(config))
+    child = await router_process(stage.nats.url, address, *words, program=("-c", SERVE))
     return child, address
 
 
@@ -94,13 +83,13 @@ async def test_no_request_of_a_low_band_overtakes_one_of_a_high_band_in_another_
     async with a_stage(engine_count=1) as stage, AsyncExitStack() as stack:
         clients = await routers(stage, stack, tmp_path)
         chat, *batch = clients
-        running = [await stage.client.route(token_ids=prompt(rng)) for _ in range(SLOTS)]
+        running = [await stage.client.route(token_ids=a_prompt(rng)) for _ in range(SLOTS)]
         for client in clients:
             await reserved(client, SLOTS)
         went: list[str] = []
 
         async def ask(client: KvRouteClient, name: str, priority: int) -> Pick:
-            pick = await client.route(token_ids=prompt(rng), priority=priority)
+            pick = await client.route(token_ids=a_prompt(rng), priority=priority)
             went.append(name)
             return pick
 
@@ -157,14 +146,14 @@ async def test_callers_of_a_killed_router_wait_on_in_another_as_long_as_they_hav
         running = [AsyncExitStack() for _ in range(SLOTS)]
         for one in running:
             stack.push_async_callback(one.aclose)
-            await one.enter_async_context(stage.client.request(token_ids=prompt(rng)))
+            await one.enter_async_context(stage.client.request(token_ids=a_prompt(rng)))
         await reserved(here, SLOTS)
         second = f"127.0.0.1:{free_port()}"
         both = await client_of(first, second)
         went: list[str] = []
 
         async def ask(client: KvRouteClient, name: str) -> Pick:
-            pick = await client.route(token_ids=prompt(rng), request_id=name)
+            pick = await client.route(token_ids=a_prompt(rng), request_id=name)
             went.append(name)
             return pick
 

@@ -1,6 +1,5 @@
 """`kvroute serve` and `kvroute relay` on `[::]`, on hosts of one family or both."""
 
-import asyncio
 import platform
 import shutil
 import subprocess
@@ -9,6 +8,7 @@ import sys
 import pytest
 
 from tests.end_to_end.host_families import ADDRESSES, LOOPBACK, PORTS
+from tests.stage.programs import ran
 
 
 def why_no_namespace() -> str:
@@ -32,8 +32,7 @@ async def test_every_port_serves_every_address_of_its_host(host: str) -> None:
         pytest.skip(why_not)
     else:
         command = ["unshare", "-n", *command]
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    output = (await process.communicate())[0].decode()
-    assert process.returncode == 0, output
+    code, output, err = await ran(*command)
+    assert code == 0, output + err
     addresses = [*LOOPBACK[host], *ADDRESSES.get(host, [])]
     assert output.count(": served") == len(PORTS) * len(addresses)

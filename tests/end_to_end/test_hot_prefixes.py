@@ -1,7 +1,6 @@
 """Hot prefixes, copied for real: router, NATS, relay, and the HTTP API of an engine."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ import pytest
 
 from events.plane import subjects
 from events.plane.broker import Broker
-from events.plane.clock import unix_now
 from events.plane.facts import Warm, Warmed, decode, encode
 from events.plane.settings import EngineSettings, NatsSettings
 from events.relay.relay import Relay
@@ -20,7 +18,6 @@ from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient
 from router.app.processes.router_process import RouterApp
-from router.cluster.children.nats_server import NatsChild
 from router.config.settings.routing_settings import (
     GuardSettings,
     HotPrefixSettings,
@@ -32,7 +29,15 @@ from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import Engine, EngineConfig
 from simulator.live.stand_ins import StandIn, stand_ins
-from tests.stage.loopback import BLOCK_SIZE, engine_settings, router_app, serve_config
+from tests.stage.loopback import (
+    BLOCK_SIZE,
+    a_broker,
+    a_nats,
+    a_relay,
+    all_schedulable,
+    router_app,
+    serve_config,
+)
 from tests.stage.waiting import until
 
 TEXT = list(range(1000, 2024))
@@ -60,6 +65,10 @@ class Engines:
         assert isinstance(told, Warmed)
         return told
 
+    async def take_back(self, number: int) -> None:
+        cancel = Warm(id=str(number), cancel=True)
+        await self.broker.publish(subjects.warm("default", A), encode(cancel))
+
     async def waiting(self, count: int) -> None:
         """Waits until the relay of `a` is at so many prefixes."""
         warmer = self.relays["a"]._shells[0].warmer
@@ -72,33 +81,20 @@ async def some_engines(
     *names: str, speed: float = 100.0, warm: bool = True, slots: int = 64
 ) -> AsyncIterator[Engines]:
     async with AsyncExitStack() as stack:
-        nats = NatsChild()
-        stack.push_async_callback(nats.stop)
-        await nats.start()
+        nats = await stack.enter_async_context(a_nats())
         scheduler = SchedulerConfig(
             block_count=2048, block_size=BLOCK_SIZE, lora_names=(LORA,), max_num_seqs=slots
         )
         configs = [EngineConfig(name, scheduler) for name in names]
         engines = await stack.enter_async_context(stand_ins(configs, ScaledClock(speed)))
-        broker = Broker(NatsSettings(), nats.url, "test")
-        stack.push_async_callback(broker.close)
-        await broker.connect()
-        relays = {}
-        for engine in engines:
-            relay = Relay(
-                msgspec.structs.replace(engine_settings(engine), warm=warm),
-                broker,
-                fleet="default",
-                clock=unix_now,
-                rng=random.Random(1),
-            )
-            stack.push_async_callback(relay.stop)
-            await relay.start()
-            relays[engine.engine_id] = relay
+        broker = await stack.enter_async_context(a_broker(nats.url))
+        relays = {
+            engine.engine_id: await stack.enter_async_context(a_relay(engine, broker, warm=warm))
+            for engine in engines
+        }
         shells = [relay._shells[0] for relay in relays.values()]
         await until(lambda: all(shell.started and shell.load for shell in shells), "all relays")
         yield Engines(nats.url, {one.engine_id: one for one in engines}, relays, broker)
-    assert not any(relay.failures for relay in relays.values())
 
 
 def soon(router: RouterApp) -> None:
@@ -114,14 +110,14 @@ async def a_router(engines: Engines) -> AsyncIterator[tuple[RouterApp, KvRouteCl
     config = msgspec.structs.replace(serve_config(engines.nats_url), routing=routing)
     async with router_app(config) as (router, client):
         soon(router)
-        await until(
-            lambda: (
-                len(router.view.sources) == len(engines.engines)
-                and not any(router.core.fleet.excluded(one) for one in router.view.sources.values())
-            ),
-            "all workers schedulable",
-        )
+        await all_schedulable(router, len(engines.engines))
         yield router, client
+
+
+def warm_text(number: int = 1, lora_name: str = "", cache_salt: str = "") -> Warm:
+    """A router's word to compute the text."""
+    tokens = pack_tokens(TEXT)
+    return Warm(id=str(number), tokens=tokens, lora_name=lora_name, cache_salt=cache_salt)
 
 
 def hot_prefixes(router: RouterApp) -> HotPrefixes:
@@ -146,6 +142,12 @@ def own(number: int) -> list[int]:
     return [10_000 + number] * 20
 
 
+async def computed_at_a(engines: Engines, router: RouterApp) -> None:
+    """Has `a` hold the text, as the router knows then."""
+    await engines.engines["a"].engine.complete(TEXT + own(99), 1)
+    await until(lambda: held(router, "a") == len(TEXT), "the text at a")
+
+
 async def ask_for_text(client: KvRouteClient, holder: str, others: Sequence[str]) -> None:
     """Requests for the text that go to its holder, and stay there."""
     for i in range(4):
@@ -155,8 +157,7 @@ async def ask_for_text(client: KvRouteClient, holder: str, others: Sequence[str]
 
 async def test_a_hot_text_is_computed_by_a_worker_that_has_time() -> None:
     async with some_engines("a", "b") as engines, a_router(engines) as (router, client):
-        await engines.engines["a"].engine.complete(TEXT + own(99), 1)
-        await until(lambda: held(router, "a") == len(TEXT), "the text at a")
+        await computed_at_a(engines, router)
         assert held(router, "b") == 0
         await ask_for_text(client, "a", ["b"])
         fates = hot_prefixes(router).copies.fates
@@ -170,8 +171,7 @@ async def test_a_hot_text_is_computed_by_a_worker_that_has_time() -> None:
 @pytest.mark.parametrize("batching", [False, True])
 async def test_picks_of_calls_and_of_streams_count(batching: bool) -> None:
     async with some_engines("a", "b") as engines, a_router(engines) as (router, _):
-        await engines.engines["a"].engine.complete(TEXT + own(99), 1)
-        await until(lambda: held(router, "a") == len(TEXT), "the text at a")
+        await computed_at_a(engines, router)
         async with KvRouteClient(
             f"127.0.0.1:{router.listeners.grpc_port}", batching=batching
         ) as client:
@@ -192,8 +192,7 @@ async def test_picks_of_calls_and_of_streams_count(batching: bool) -> None:
 
 async def test_a_relay_that_does_not_allow_it_is_not_asked() -> None:
     async with some_engines("a", "b", warm=False) as engines, a_router(engines) as (router, client):
-        await engines.engines["a"].engine.complete(TEXT + own(99), 1)
-        await until(lambda: held(router, "a") == len(TEXT), "the text at a")
+        await computed_at_a(engines, router)
         await ask_for_text(client, "a", ["b"])
         hot = hot_prefixes(router)
         await until(lambda: hot.reasons["no_target"] > 0, "a refusal")
@@ -202,8 +201,7 @@ async def test_a_relay_that_does_not_allow_it_is_not_asked() -> None:
 
 async def test_a_copy_whose_relay_is_gone_has_failed() -> None:
     async with some_engines("a", "b") as engines, a_router(engines) as (router, client):
-        await engines.engines["a"].engine.complete(TEXT + own(99), 1)
-        await until(lambda: held(router, "a") == len(TEXT), "the text at a")
+        await computed_at_a(engines, router)
         await engines.relays["b"]._listening.close()
         await ask_for_text(client, "a", ["b"])
         fates = hot_prefixes(router).copies.fates
@@ -234,11 +232,7 @@ async def test_copies_are_switched_on_and_off_while_a_router_runs() -> None:
         config = msgspec.structs.replace(off, nats=NatsSettings(url=engines.nats_url))
         async with router_app(config) as (router, client):
             soon(router)
-            await until(lambda: len(router.view.sources) == 2, "both workers")
-            await until(
-                lambda: not any(map(router.core.fleet.excluded, router.view.sources.values())),
-                "them up",
-            )
+            await all_schedulable(router, 2)
             await ask_for_text(client, "a", ["b"])
             assert (router.links.hot.enabled, router.links.copies) == (False, None)
             router._read_again = lambda: on
@@ -259,9 +253,7 @@ async def test_copies_are_switched_on_and_off_while_a_router_runs() -> None:
 
 async def test_a_prefix_is_computed_with_its_lora_and_its_salt() -> None:
     async with some_engines("a") as engines:
-        told = await engines.ask(
-            Warm(id="1", tokens=pack_tokens(TEXT), lora_name=LORA, cache_salt="tenant")
-        )
+        told = await engines.ask(warm_text(lora_name=LORA, cache_salt="tenant"))
         assert told == Warmed(id="1", done=True)
         engine = engines.engines["a"].engine
         cached = [
@@ -273,7 +265,7 @@ async def test_a_prefix_is_computed_with_its_lora_and_its_salt() -> None:
 
 async def test_what_the_engine_refuses_has_failed() -> None:
     async with some_engines("a") as engines:
-        told = await engines.ask(Warm(id="1", tokens=pack_tokens(TEXT), lora_name="nobody's"))
+        told = await engines.ask(warm_text(lora_name="nobody's"))
         assert not told.done
         assert "status 404" in told.detail
         assert engines.relays["a"].counts["warm_failed"] == 1
@@ -282,7 +274,7 @@ async def test_what_the_engine_refuses_has_failed() -> None:
 async def test_an_engine_that_is_gone_has_failed() -> None:
     async with some_engines("a") as engines:
         engines.engines["a"].engine.stop()
-        told = await engines.ask(Warm(id="1", tokens=pack_tokens(TEXT)))
+        told = await engines.ask(warm_text())
         assert not told.done
         assert engines.relays["a"].counts["warm_failed"] == 1
 
@@ -309,8 +301,7 @@ async def test_prefixes_that_wait_at_a_relay_are_bounded() -> None:
         engine = engines.engines["a"].engine
         await until(lambda: requests_in(engine) == 1, "one at a time in the engine")
         for i in range(JOBS_MAX):
-            cancel = encode(Warm(id=str(i), cancel=True))
-            await engines.broker.publish(subjects.warm("default", A), cancel)
+            await engines.take_back(i)
         await engines.waiting(0)
         for task in asked:
             task.cancel()
@@ -318,28 +309,23 @@ async def test_prefixes_that_wait_at_a_relay_are_bounded() -> None:
 
 async def test_two_routers_that_ask_for_the_same_share_it() -> None:
     async with some_engines("a", speed=1.0) as engines:
-        asked = [engines.ask(Warm(id=str(i), tokens=pack_tokens(TEXT))) for i in range(2)]
-        told = await asyncio.gather(*asked)
+        told = await asyncio.gather(*(engines.ask(warm_text(i)) for i in range(2)))
         assert [one.done for one in told] == [True, True]
 
 
 async def test_what_two_routers_share_goes_on_until_both_take_it_back() -> None:
     async with some_engines("a", speed=SLOW) as engines:
-        asked = [
-            asyncio.create_task(engines.ask(Warm(id=str(i), tokens=pack_tokens(TEXT))))
-            for i in range(2)
-        ]
+        asked = [asyncio.create_task(engines.ask(warm_text(i))) for i in range(2)]
         await engines.waiting(1)
         engine = engines.engines["a"].engine
         warmer = engines.relays["a"]._shells[0].warmer
         assert warmer is not None
         (job,) = warmer._jobs.values()
         await until(lambda: len(job.replies) == 2 and requests_in(engine) == 1, "one for both")
-        cancel = [encode(Warm(id=str(i), cancel=True)) for i in range(2)]
-        await engines.broker.publish(subjects.warm("default", A), cancel[0])
+        await engines.take_back(0)
         await until(lambda: len(job.replies) == 1, "one that is left")
         assert requests_in(engine) == 1
-        await engines.broker.publish(subjects.warm("default", A), cancel[1])
+        await engines.take_back(1)
         await until(lambda: requests_in(engine) == 0, "an engine that lets go of it")
         for task in asked:
             task.cancel()
@@ -351,7 +337,7 @@ async def test_an_engine_in_which_requests_wait_is_left_alone() -> None:
         requests = [asyncio.create_task(engine.complete(own(i), 1)) for i in range(2)]
         shell = engines.relays["a"]._shells[0]
         await until(lambda: shell.load is not None and shell.load.waiting, "a request that waits")
-        told = await engines.ask(Warm(id="1", tokens=pack_tokens(TEXT)))
+        told = await engines.ask(warm_text())
         assert (told.done, told.detail) == (False, "requests wait in the engine")
         for request in requests:
             request.cancel()

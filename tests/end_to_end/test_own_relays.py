@@ -1,6 +1,5 @@
 """Relays that run in a router: what a caller registers ends nobody else, and ends."""
 
-import asyncio
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ from router.config.settings.keys_settings import ReadEnginesSettings
 from router.request.refusal import Reason, Refusal
 from tests.end_to_end.odd_relay_child import FAULTS
 from tests.stage.loopback import BLOCK_SIZE, TurnedClock, a_stage, router_app, serve_config
+from tests.stage.programs import KVROUTE, running
 from tests.stage.waiting import free_port, until
 
 ODD_CHILD = (sys.executable, "-m", "tests.end_to_end.odd_relay_child")
@@ -34,6 +34,10 @@ def an_engine(worker_id: str) -> EngineSettings:
     )
 
 
+async def connected(app: RouterApp) -> None:
+    await until(lambda: app.links.broker is not None and app.links.broker.connected, "NATS")
+
+
 @pytest.mark.parametrize("registered", [True, False])
 async def test_a_relay_that_raises_anything_ends_itself_only(
     monkeypatch: pytest.MonkeyPatch, registered: bool
@@ -44,7 +48,7 @@ async def test_a_relay_that_raises_anything_ends_itself_only(
     config = serve_config(None, workers=() if registered else tuple(engines))
     async with router_app(config) as (app, client):
         if registered:
-            await until(lambda: app.links.broker is not None and app.links.broker.connected, "NATS")
+            await connected(app)
             for engine in engines:
                 await app.register(engine)
         await until(
@@ -61,7 +65,7 @@ async def test_a_relay_that_raises_anything_ends_itself_only(
 
 async def test_a_relay_that_is_stopped_before_its_process_is_there_frees_its_id() -> None:
     async with router_app(serve_config(None)) as (app, _):
-        await until(lambda: app.links.broker is not None and app.links.broker.connected, "NATS")
+        await connected(app)
         for _ in range(3):
             await app.register(an_engine("w"))
             await until(lambda: app.relays.pid is not None, "the child's start")
@@ -124,7 +128,7 @@ async def test_a_configured_workers_relay_is_stopped_by_its_removal() -> None:
 
 async def test_an_engine_is_not_registered_as_a_second_worker() -> None:
     async with router_app(serve_config(None)) as (app, _):
-        await until(lambda: app.links.broker is not None and app.links.broker.connected, "NATS")
+        await connected(app)
         first = an_engine("w0")
         await app.register(first)
         copied = msgspec.structs.replace(an_engine("w1"), address=first.address)
@@ -140,7 +144,7 @@ async def test_an_engine_is_not_registered_as_a_second_worker() -> None:
 
 async def test_a_removal_given_before_a_relay_began_does_not_stop_it() -> None:
     async with router_app(serve_config(None)) as (app, _):
-        await until(lambda: app.links.broker is not None and app.links.broker.connected, "NATS")
+        await connected(app)
         await app.register(an_engine("w0"))
         app.relays.on_removed("w0", app.clock() - 1.0)
         assert "w0" in app.relays
@@ -264,19 +268,12 @@ async def test_the_child_ends_with_a_router_that_is_killed(tmp_path: Path) -> No
         "grpc: {listen: '127.0.0.1:0'}\nmetrics: {listen: ''}\n"
         "workers: [{id: w0, engine: vllm, address: 'http://127.0.0.1:1'}]\n"
     )
-    command = (sys.executable, "-m", "router.app.main", "serve", "--config", str(config))
-    router = await asyncio.create_subprocess_exec(*command)
-
-    try:
+    async with running(*KVROUTE, "serve", "--config", str(config)) as router:
         await until(lambda: relay_child_of(router.pid), "the child")
         pid = relay_child_of(router.pid)
         router.kill()
         await router.wait()
         await until(lambda: not runs(pid), "the child's end")
-    finally:
-        if router.returncode is None:
-            router.kill()
-            await router.wait()
 
 
 async def test_the_childs_counts_are_metrics_of_the_router() -> None:

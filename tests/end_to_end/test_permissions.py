@@ -1,9 +1,8 @@
 """Nobody speaks for another worker where NATS permissions are as docs/nats.md has them."""
 
-import random
 import re
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 from events.feed.stream import StreamState
 from events.plane import subjects
 from events.plane.broker import Broker
-from events.plane.clock import unix_now
 from events.plane.facts import (
     VERSION,
     Beat,
@@ -27,7 +25,6 @@ from events.plane.facts import (
     encode,
 )
 from events.plane.settings import NatsSettings
-from events.relay.relay import Relay
 from indexer.hashing import pack_tokens
 from indexer.identity import WorkerKey
 from kvroute.client import KvRouteClient
@@ -36,7 +33,14 @@ from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig
 from simulator.live.stand_ins import StandIn, stand_ins
-from tests.stage.loopback import BLOCK_SIZE, engine_settings, router_app, serve_config
+from tests.stage.loopback import (
+    BLOCK_SIZE,
+    a_broker,
+    a_relay,
+    all_schedulable,
+    router_app,
+    serve_config,
+)
 from tests.stage.nats_server import nats_server
 from tests.stage.waiting import until
 
@@ -77,53 +81,30 @@ class Guarded:
 async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
     scheduler = SchedulerConfig(block_count=256, block_size=BLOCK_SIZE)
     configs = [EngineConfig(name, scheduler) for name in ("a", "b")]
-    relays: list[Relay] = []
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(nats_server(tmp_path, documented()))
         engines = await stack.enter_async_context(stand_ins(configs, ScaledClock(100.0)))
         brokers = {}
         for engine in engines:
-            broker = await stack.enter_async_context(
-                user_of(server.url, f"relay-{engine.engine_id}", "change-me")
+            name = engine.engine_id
+            brokers[name] = await stack.enter_async_context(
+                user_of(server.url, f"relay-{name}", "change-me")
             )
-            relay = Relay(
-                msgspec.structs.replace(engine_settings(engine), warm=True),
-                broker,
-                fleet="default",
-                clock=unix_now,
-                rng=random.Random(1),
-            )
-            stack.push_async_callback(relay.stop)
-            await relay.start()
-            relays.append(relay)
-            brokers[engine.engine_id] = broker
+            await stack.enter_async_context(a_relay(engine, brokers[name], warm=True))
         config = serve_config(server.url)
         nats = NatsSettings(url=server.url, user="router", password="change-me-too")
         router, client = await stack.enter_async_context(
             router_app(msgspec.structs.replace(config, nats=nats))
         )
         stranger = await stack.enter_async_context(user_of(server.url, "relay-a", "change-me"))
-        await until(
-            lambda: (
-                len(router.view.sources) == 2
-                and not any(router.core.fleet.excluded(one) for one in router.view.sources.values())
-            ),
-            "both workers schedulable",
-        )
+        await all_schedulable(router, 2)
         yield Guarded(
             {engine.engine_id: engine for engine in engines}, brokers, router, client, stranger
         )
-    assert not any(relay.failures for relay in relays)
 
 
-@asynccontextmanager
-async def user_of(url: str, user: str, password: str) -> AsyncIterator[Broker]:
-    broker = Broker(NatsSettings(user=user, password=password), url, user)
-    await broker.connect()
-    try:
-        yield broker
-    finally:
-        await broker.close()
+def user_of(url: str, user: str, password: str) -> AbstractAsyncContextManager[Broker]:
+    return a_broker(url, user, user=user, password=password)
 
 
 async def test_the_documented_permissions_are_enough(guarded: Guarded) -> None:

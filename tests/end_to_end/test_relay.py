@@ -12,11 +12,9 @@ from pathlib import Path
 import msgspec
 
 from events.feed.stream import StreamState
-from events.plane.broker import Broker
 from events.plane.clock import unix_now
-from events.plane.settings import EngineSettings, NatsSettings
+from events.plane.settings import EngineSettings
 from events.relay.ledger_file import saved_ledger_path
-from events.relay.relay import Relay
 from events.relay.saved_ledger import Source, unpack
 from indexer.hashing import block_hashes, pack_tokens, prefix_hashes
 from indexer.identity import WorkerKey
@@ -29,7 +27,16 @@ from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig
 from simulator.live.stand_ins import StandIn, stand_ins
-from tests.stage.loopback import BLOCK_SIZE, engine_settings, router_app, serve_config
+from tests.stage.loopback import (
+    BLOCK_SIZE,
+    a_broker,
+    a_nats,
+    a_relay,
+    engine_settings,
+    router_app,
+    serve_config,
+)
+from tests.stage.programs import running
 from tests.stage.tcp import tcp_server
 from tests.stage.waiting import until
 
@@ -46,42 +53,20 @@ class Stage:
 @asynccontextmanager
 async def an_engine_and_a_router() -> AsyncIterator[Stage]:
     async with AsyncExitStack() as stack:
-        nats = NatsChild()
-        stack.push_async_callback(nats.stop)
-        await nats.start()
+        nats = await stack.enter_async_context(a_nats())
         config = EngineConfig("w", SchedulerConfig(block_count=2048, block_size=BLOCK_SIZE))
         (engine,) = await stack.enter_async_context(stand_ins([config], ScaledClock(100.0)))
         router, _ = await stack.enter_async_context(router_app(serve_config(nats.url)))
         yield Stage(nats, engine, router)
 
 
-@asynccontextmanager
-async def relaying(stage: Stage, settings: EngineSettings) -> AsyncIterator[Relay]:
-    """A relay in this process."""
-    broker = Broker(NatsSettings(), stage.nats.url, "relay")
-    relay = Relay(
-        settings,
-        broker,
-        fleet="default",
-        clock=unix_now,
-        rng=random.Random(1),
-    )
-    try:
-        await broker.connect()
-        await relay.start()
-        yield relay
-    finally:
-        await relay.stop()
-        await broker.close()
-    assert not relay.failures
-
-
 async def test_an_engine_that_publishes_no_events_is_told_of_by_its_heartbeats() -> None:
     async with an_engine_and_a_router() as stage:
-        silent = msgspec.structs.replace(
-            engine_settings(stage.engine), events=None, replay=None, topic="", loads_loras=True
-        )
-        async with relaying(stage, silent) as relay:
+        silent = {"events": None, "replay": None, "topic": "", "loads_loras": True}
+        async with (
+            a_broker(stage.nats.url) as broker,
+            a_relay(stage.engine, broker, **silent) as relay,
+        ):
             view = stage.router.view
             await until(
                 lambda: any(
@@ -184,22 +169,17 @@ A_RELAY_THAT_KEEPS_OFTEN = (
 async def relay_process(stage: Stage, state_dir: Path, log: Path) -> AsyncIterator[None]:
     """`kvroute relay` in a process of its own, which ends by SIGKILL."""
     engine = stage.engine
+    command = (
+        *(sys.executable, "-c", A_RELAY_THAT_KEEPS_OFTEN, "relay"),
+        *("--nats", stage.nats.url, "--worker-id", "w", "--address", engine.address),
+        *("--events", engine.events_endpoint, "--replay", engine.replay_endpoint),
+        *("--topic", engine.topic, "--state-dir", str(state_dir)),
+        *("--metrics-listen", "", "--log-format", "plain"),
+    )
     with log.open("ab") as output:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", A_RELAY_THAT_KEEPS_OFTEN, "relay"),
-            *("--nats", stage.nats.url, "--worker-id", "w", "--address", engine.address),
-            *("--events", engine.events_endpoint, "--replay", engine.replay_endpoint),
-            *("--topic", engine.topic, "--state-dir", str(state_dir)),
-            *("--metrics-listen", "", "--log-format", "plain"),
-            stderr=output,
-        )
-    try:
-        yield
-        assert process.returncode is None, f"it left: see {log}"
-    finally:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        async with running(*command, stderr=output) as process:
+            yield
+            assert process.returncode is None, f"it left: see {log}"
 
 
 async def test_a_relay_that_is_killed_goes_on_where_its_ledger_was_saved(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,21 +12,24 @@ from nats.aio.msg import Msg
 from events.feed import replicas
 from events.feed.replicas import FULL_S, Inflight, decode_inflight
 from events.plane import nats_client, subjects
-from events.plane.broker import Broker
 from events.plane.facts import VERSION, Control
-from events.plane.settings import NatsSettings
 from kvroute.client import KvRouteClient, KvRouteError, Pick
 from kvroute.v1 import Progress, ProgressResult, ProgressState
 from router.app.processes.router_process import RouterApp
-from router.cluster.children.process import end, start
+from router.cluster.children.process import end
 from router.cluster.replicas import replica_link
 from router.cluster.replicas.replica_link import HEARD_PER_S
-from tests.stage.loopback import BLOCK_SIZE, Stage, a_stage, router_app, serve_config
+from tests.stage.loopback import (
+    Stage,
+    a_broker,
+    a_prompt,
+    a_stage,
+    all_schedulable,
+    router_app,
+    router_process,
+    serve_config,
+)
 from tests.stage.waiting import free_port, until
-
-
-def prompt(rng: random.Random) -> list[int]:
-    return [rng.randrange(100_000) for _ in range(4 * BLOCK_SIZE)]
 
 
 @asynccontextmanager
@@ -37,13 +39,7 @@ async def another(
     """One more router on a stage, which sees its workers."""
     async with router_app(serve_config(stage.nats.url)) as (app, client):
         if ready:
-            await until(
-                lambda: (
-                    len(app.view.sources) == len(stage.engines)
-                    and not any(app.core.fleet.excluded(one) for one in app.view.sources.values())
-                ),
-                "its workers schedulable",
-            )
+            await all_schedulable(app, len(stage.engines))
         yield app, client
 
 
@@ -61,13 +57,9 @@ async def listening(stage: Stage) -> AsyncIterator[Heard]:
         assert isinstance(told, Inflight)
         heard.append((stage.clock(), told))
 
-    broker = Broker(NatsSettings(), stage.nats.url, "listener")
-    await broker.connect()
-    try:
+    async with a_broker(stage.nats.url, "listener") as broker:
         await broker.subscribe(subjects.every_inflight("default"), came)
         yield heard
-    finally:
-        await broker.close()
 
 
 def of(heard: Heard, app: RouterApp) -> Heard:
@@ -90,7 +82,7 @@ def finished(pick: Pick) -> Progress:
 async def test_a_pick_here_is_load_there_until_it_ends() -> None:
     rng = random.Random(1)
     async with a_stage(engine_count=2) as stage, another(stage) as (there, client):
-        picks = [await stage.client.route(token_ids=prompt(rng)) for _ in range(3)]
+        picks = [await stage.client.route(token_ids=a_prompt(rng)) for _ in range(3)]
         await until(lambda: of_replicas(there) == 3, "three requests of the other replica")
         (one, two) = await client.list_workers()
         assert one.reserved_by_replicas + two.reserved_by_replicas == 3
@@ -110,7 +102,7 @@ async def test_facts_that_wait_to_be_read_hold_up_no_word_of_another_replica(
         facts = there.links.broker._client._transport._io_writer.transport  # type: ignore[union-attr]
         facts.pause_reading()
         try:
-            pick = await stage.client.route(token_ids=prompt(rng))
+            pick = await stage.client.route(token_ids=a_prompt(rng))
             await until(lambda: of_replicas(there) == 1, "a request of the other replica")
             await stage.finish(pick)
             await until(lambda: of_replicas(there) == 0, "its end")
@@ -135,10 +127,10 @@ async def test_alone_a_router_tells_seldom_and_two_that_meet_tell_all_news_at_on
         since_s = stage.clock()
         before = len(heard)
         while len(heard) < before + 4:
-            await stage.finish(await stage.client.route(token_ids=prompt(rng)))
+            await stage.finish(await stage.client.route(token_ids=a_prompt(rng)))
         assert not any(message.workers for _, message in heard), "nobody listens"
         assert heard[before + 3][0] - since_s > FULL_S, "of three pauses two were whole"
-        await stage.client.route(token_ids=prompt(rng))
+        await stage.client.route(token_ids=a_prompt(rng))
         async with router_app(serve_config(stage.nats.url)) as (there, _):
             await until(lambda: of(heard, there), "its first word")
             first_s, _ = of(heard, there)[0]
@@ -146,11 +138,11 @@ async def test_alone_a_router_tells_seldom_and_two_that_meet_tell_all_news_at_on
             _, answer = next(one for one in of(heard, stage.router) if one[0] >= first_s)
             assert answer.full
             await until(lambda: of_replicas(there) == 1, "what the other has reserved")
-            await stage.client.route(token_ids=prompt(rng))
+            await stage.client.route(token_ids=a_prompt(rng))
             await until(lambda: not heard[-1][1].full, "a message between full ones")
             before, since_s = len(of(heard, stage.router)), stage.clock()
             for _ in range(50):
-                await stage.finish(await stage.client.route(token_ids=prompt(rng)))
+                await stage.finish(await stage.client.route(token_ids=a_prompt(rng)))
             await until(lambda: len(of(heard, stage.router)) > before + 1, "its news")
             news = len(of(heard, stage.router)) - before
             assert news <= (stage.clock() - since_s) * HEARD_PER_S + 3, "there is a pause"
@@ -175,8 +167,8 @@ async def test_a_router_that_meets_another_answers_at_once(
 async def test_a_report_finds_its_owner_through_any_replica() -> None:
     rng = random.Random(2)
     async with a_stage(engine_count=2) as stage, another(stage) as (there, client):
-        pick = await stage.client.route(token_ids=prompt(rng))
-        own = await client.route(token_ids=prompt(rng))
+        pick = await stage.client.route(token_ids=a_prompt(rng))
+        own = await client.route(token_ids=a_prompt(rng))
         assert (reserved(stage.router), reserved(there)) == (1, 1)
         nobodys = Progress(reservation_id="gone-1", state=ProgressState.PROGRESS_STATE_FINISHED)
         outcomes = await client.report(finished(pick), finished(own), nobodys)
@@ -197,7 +189,7 @@ async def test_a_report_finds_its_owner_through_any_replica() -> None:
 async def test_a_replica_that_stops_takes_no_more_reports_of_others() -> None:
     rng = random.Random(3)
     async with a_stage(engine_count=2) as stage, another(stage) as (there, client):
-        pick = await stage.client.route(token_ids=prompt(rng))
+        pick = await stage.client.route(token_ids=a_prompt(rng))
         assert stage.router.links.link is not None
         assert there.links.link is not None
         await stage.router.links.link.stop()
@@ -214,7 +206,7 @@ async def test_reports_with_ids_of_any_form_leave_the_connection_to_nats_as_it_i
         assert there.links.link is not None
         changes: list[bool] = []
         there.links.broker.on_connection(changes.append)
-        pick = await stage.client.route(token_ids=prompt(rng))
+        pick = await stage.client.route(token_ids=a_prompt(rng))
         odd = [
             "a" * 5000 + "-1",
             "a" * 1000 + "-1",
@@ -273,16 +265,12 @@ async def test_a_replica_that_is_killed_gives_its_load_back() -> None:
     rng = random.Random(4)
     async with a_stage(engine_count=2) as stage:
         address = f"127.0.0.1:{free_port()}"
-        command = [
-            *(sys.executable, "-m", "router.app.main", "serve", "--nats", stage.nats.url),
-            *("--grpc-listen", address, "--metrics-listen", "", "--log-level", "error"),
-        ]
-        process = await start(command, None)
+        process = await router_process(stage.nats.url, address)
         try:
             async with KvRouteClient(address) as client:
                 await client.wait_ready(30.0)
                 for _ in range(5):
-                    await client.route(token_ids=prompt(rng))
+                    await client.route(token_ids=a_prompt(rng))
             await until(
                 lambda: of_replicas(stage.router) == 5, "five requests of the other replica"
             )

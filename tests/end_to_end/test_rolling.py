@@ -13,7 +13,7 @@ from router.config.settings.keys_settings import KeysSettings
 from router.config.settings.serving_settings import GrpcSettings
 from tests.stage.certificates import Authority, written
 from tests.stage.keys import identity, write_keys
-from tests.stage.loopback import a_stage, serve_config
+from tests.stage.loopback import a_stage, all_schedulable, serve_config
 from tests.stage.waiting import free_port, until
 
 CALLERS = 8
@@ -63,14 +63,8 @@ async def started(config: ServeConfig, workers: int) -> RouterApp:
     """A router that picks each worker."""
     app = RouterApp(config)
     await app.start()
-    await until(
-        lambda: (
-            app.serving
-            and len(app.view.sources) == workers
-            and not any(app.core.fleet.excluded(source) for source in app.view.sources.values())
-        ),
-        "a router that serves",
-    )
+    await until(lambda: app.serving, "a router that serves")
+    await all_schedulable(app, workers)
     return app
 
 

@@ -1,9 +1,7 @@
 """`kvroute top` on a real terminal: tmux, where it is installed, shows what the screen holds."""
 
 import asyncio
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from indexer.kernel import NativeIndex
+from tests.stage.programs import ran
 from tests.stage.served import Served, asked, served
 from tests.stage.waiting import DEADLINE_S
 
@@ -25,17 +24,8 @@ class Terminal:
         self._socket = str(folder / "tmux")
 
     async def run(self, *words: str) -> str:
-        process = await asyncio.create_subprocess_exec(
-            str(TMUX),
-            "-S",
-            self._socket,
-            *words,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=os.environ | {"COLUMNS": "80", "LINES": "40"},  # of another terminal
-        )
-        out, _ = await process.communicate()
-        return out.decode()
+        size = {"COLUMNS": "80", "LINES": "40"}  # of another terminal
+        return (await ran(str(TMUX), "-S", self._socket, *words, env=size)).out
 
     async def until(self, condition: Callable[[str], bool]) -> str:
         """The screen, once it fulfils the condition."""
@@ -87,16 +77,10 @@ async def test_the_screen_follows_a_router_and_q_leaves_it(tmp_path: Path) -> No
 async def test_without_a_terminal_it_is_printed_once() -> None:
     async with served() as stage:
         a_fleet(stage)
-        process = await asyncio.create_subprocess_exec(
-            f"{Path(sys.executable).parent}/kvroute",
-            "top",
-            "--target",
-            f"127.0.0.1:{stage.server.port}",
-            stdout=subprocess.PIPE,
-        )
-        out, _ = await process.communicate()
-    text = out.decode()
-    assert process.returncode == 0
+        target = f"127.0.0.1:{stage.server.port}"
+        program = Path(sys.executable).parent / "kvroute"
+        code, text, _ = await ran(program, "top", "--target", target)
+    assert code == 0
     lines = {line.split()[0]: line for line in text.splitlines() if line.startswith("gpu-")}
     assert list(lines) == ["gpu-c", "gpu-a", "gpu-b"]
     assert "drained" in lines["gpu-b"]

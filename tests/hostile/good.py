@@ -14,9 +14,7 @@ import grpc.aio
 import msgspec
 
 from kvroute.client import KvRouteClient
-from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
-from router.gateway.picker.calls import PROCESS
-from tests.stage.picker import picked, request_body, request_headers, response_headers
+from tests.stage.picker import picked, process_of, request_body, request_headers, response_headers
 
 GOOD, HOSTILE = "good", "hostile"
 """Identities of the server; the token of each is `NAME-token`."""
@@ -62,11 +60,7 @@ class GoodClient:
         self._urls = {name: f"{scheme}://127.0.0.1:{ports[name]}" for name in PATHS}
         self._urls["probes"] = f"http://127.0.0.1:{ports['probes']}"
         self._router = router
-        self._process = picker.stream_stream(
-            PROCESS,
-            request_serializer=pb.ProcessingRequest.SerializeToString,
-            response_deserializer=pb.ProcessingResponse.FromString,
-        )
+        self._process = process_of(picker)
         self._http = http
         self._first = 0
 

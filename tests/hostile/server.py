@@ -38,6 +38,7 @@ from tests.hostile.target import pin
 from tests.stage.certificates import Authority, written
 from tests.stage.channel import lines, say
 from tests.stage.keys import identity, write_keys
+from tests.stage.processes import resident_bytes
 
 ANY = "127.0.0.1:0"
 HEAD_S = 2.0
@@ -68,12 +69,6 @@ class Turns:
         self.longest_s = max(self.longest_s, now_s - self._before_s)
         self._before_s = now_s
         self._loop.call_later(self.TICK_S, self._tick)
-
-
-def resident_mib() -> float:
-    """Memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
 def write_locks(folder: Path) -> dict[str, Any]:
@@ -118,7 +113,7 @@ async def run(workers: tuple[EngineSettings, ...], folder: Path | None) -> int:
         )
         turns = Turns()
         async for _ in lines():
-            say(resident_mib=resident_mib(), turn_ms=1e3 * turns.longest_s)
+            say(resident_mib=resident_bytes() / (1 << 20), turn_ms=1e3 * turns.longest_s)
             turns.longest_s = 0.0
     finally:
         await app.stop()

@@ -1,17 +1,17 @@
 """A server for the programs that judge it, and how a program is run."""
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
 from router.api.service.server import http2_server
 from router.config.settings.serving_settings import GrpcSettings
 from router.net.http2.server import Http2Server
 from router.net.keys.certificates import Certificates
 from tests.interop.service import add_services
+from tests.stage.programs import running
 
 SPAN_S = 120.0
 """Of one program, on a machine with other work."""
@@ -34,19 +34,9 @@ async def run(
     *command: str | Path, env: Mapping[str, str] | None = None, span_s: float = SPAN_S
 ) -> tuple[int, str]:
     """A program's exit code, and what it printed on both of its outputs."""
-    process = await asyncio.create_subprocess_exec(
-        *map(str, command),
-        env={**os.environ, **(env or {})},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        async with asyncio.timeout(span_s):
-            output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-    assert process.returncode is not None
-    return process.returncode, output.decode(errors="replace")
+    async with (
+        asyncio.timeout(span_s),
+        running(*command, env=env, stdout=PIPE, stderr=STDOUT) as process,
+    ):
+        output, _ = await process.communicate()
+    return process.returncode or 0, output.decode(errors="replace")

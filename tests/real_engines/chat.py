@@ -12,11 +12,9 @@ template than the router's (`other_template`).
 """
 
 import argparse
-import asyncio
 import json
 import logging
 import random
-import signal
 import sys
 import tempfile
 from collections import Counter
@@ -25,7 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import openai
 
 from kvroute.v1 import PromptSource
@@ -34,7 +31,7 @@ from tests.real_engines.chat_faults import all_faults
 from tests.real_engines.chat_first_token import first_tokens
 from tests.real_engines.chat_fleet import Answer, Chats, a_fleet, question
 from tests.real_engines.chat_model import make_room
-from tests.real_engines.stage import StageBroken
+from tests.real_engines.stage import to_the_end
 from tests.stage.prompts.bodies import CHATS, Body, random_chat
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -289,9 +286,6 @@ async def run(kind: str, count: int, seed: int) -> dict[str, object]:
 
 async def run_all(kinds: list[str], count: int, seed: int) -> int:
     """Every kind; returns the exit code."""
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):  # so that engines are stopped
-        loop.add_signal_handler(number, task.cancel if task else lambda: None)
     line = {kind: await run(kind, count, seed) for kind in kinds}
     sys.stdout.write(json.dumps({"chat": line}) + "\n")
     return int(any(one["broken"] for one in line.values()))
@@ -303,17 +297,8 @@ def main() -> None:
     parser.add_argument("--chats", type=int, default=500, help="for each kind")
     parser.add_argument("--seed", type=int, default=1, help="of random chats")
     given = parser.parse_args()
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
-    )
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    kinds = given.kinds.split(",")
-    try:
-        code = asyncio.run(run_all(kinds, given.chats, given.seed))
-    except (StageBroken, aiohttp.ClientError, asyncio.CancelledError) as error:
-        log.error("broken off: %s: %s", type(error).__name__, error)
-        code = 1
-    sys.exit(code)
+    sys.exit(to_the_end(run_all(given.kinds.split(","), given.chats, given.seed)))
 
 
 if __name__ == "__main__":

@@ -16,10 +16,11 @@ import openai
 
 from kvroute.v1 import PromptSource
 from tests.real_engines.chat_model import BLOCKS, CLASSES, FLAGS
-from tests.real_engines.engines import MODEL, Engine, free_ports
+from tests.real_engines.engines import MODEL, Engine, samples
 from tests.real_engines.processes import Child
 from tests.real_engines.stage import Ground, Stage, StageBroken, a_stage
 from tests.stage.prompts.bodies import Body
+from tests.stage.waiting import free_ports
 
 FORWARD = ("body", "tokens")
 """What each gateway sends on of a chat."""
@@ -88,28 +89,28 @@ class Chats:
 
     async def with_tokens(self) -> float:
         """Chats that the gateways sent on with tokens."""
-        name, kind, sums = "kvroute_gateway_sent_total", 'kind="with_tokens"', []
+        found = 0.0
         for port in self.ports:
             url = f"http://127.0.0.1:{port}/metrics"
-            async with self.stage.session.get(url) as answer:
-                text = await answer.text()
-            lines = [line for line in text.splitlines() if line.startswith(name) and kind in line]
-            sums += [float(line.split()[-1]) for line in lines]
-        return sum(sums)
+            found += sum(
+                await self._values(url, "kvroute_gateway_sent_total", 'kind="with_tokens"')
+            )
+        return found
 
     async def metric(self, name: str, label: str = "") -> float:
         """The sum of a family of the router's metrics; label: of samples that have it, as
         `name="value"`."""
-        async with self.stage.session.get(self.stage.metrics["router"]) as answer:
-            lines = (await answer.text()).splitlines()
-        values = [
-            line.rpartition(" ")[2]
-            for line in lines
-            if line.startswith((f"{name} ", f"{name}{{")) and label in line
-        ]
+        values = await self._values(self.stage.metrics["router"], name, label)
         if not values:
             raise StageBroken(f"the router has no metric {name}")
-        return sum(map(float, values))
+        return sum(values)
+
+    async def _values(self, url: str, name: str, label: str) -> list[float]:
+        return [
+            count
+            for key, count in (await samples(self.stage.session, url)).items()
+            if (key == name or key.startswith(f"{name}{{")) and label in key
+        ]
 
 
 def question(body: Body) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Real engines on loopback: how each is started, asked, reset, and relayed."""
 
 import json
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing_extensions import override
 
 from events.engines.endpoints import rank_endpoint
 from tests.real_engines.processes import Child
+from tests.stage.waiting import free_port, free_ports
 
 MODEL = "tiny"
 LORA = "tiny-lora"
@@ -59,24 +59,12 @@ class EngineRefused(RuntimeError):
     """An answer that is no 200; the message has its body."""
 
 
-def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody has."""
-    while True:
-        taken: list[socket.socket] = []
-        try:
-            first = 0
-            for number in range(count):
-                one = socket.socket()
-                taken.append(one)
-                one.bind(("127.0.0.1", first + number if number else 0))
-                first = first or one.getsockname()[1]
-        except (OSError, OverflowError):
-            continue
-        else:
-            return first
-        finally:
-            for one in taken:
-                one.close()
+async def samples(session: aiohttp.ClientSession, url: str) -> dict[str, float]:
+    """A page of metrics by name and labels."""
+    async with session.get(url) as answer:
+        lines = (await answer.text()).splitlines()
+    told = [line.rpartition(" ") for line in lines if not line.startswith("#")]
+    return {line: float(count) for line, _, count in told}
 
 
 @dataclass
@@ -102,7 +90,7 @@ class Engine(ABC):
     """for its environment,"""
     told: Sequence[str] = ()
     """and for its relay."""
-    port: int = field(default_factory=lambda: free_ports(1))
+    port: int = field(default_factory=free_port)
     child: Child = field(init=False)
 
     name: str = field(init=False, default="")
@@ -161,10 +149,7 @@ class Engine(ABC):
 
     async def metrics(self) -> dict[str, float]:
         """Its samples by name and labels."""
-        async with self.session.get(f"{self.address}/metrics") as answer:
-            lines = (await answer.text()).splitlines()
-        told = [line.rpartition(" ") for line in lines if not line.startswith("#")]
-        return {line: float(count) for line, _, count in told}
+        return await samples(self.session, f"{self.address}/metrics")
 
     async def answers(self) -> bool:
         """Whether it is healthy."""

@@ -15,7 +15,6 @@ import asyncio
 import json
 import logging
 import random
-import signal
 import sys
 import tempfile
 import time
@@ -31,10 +30,11 @@ from kvroute.v1 import PromptSource
 from tests.real_engines.chat import BUILD, EXACT_MIN, TEMPLATE, TEMPLATES, bodies
 from tests.real_engines.chat_fleet import Answer, Chats, a_fleet, asked, question
 from tests.real_engines.chat_model import make_room
-from tests.real_engines.engines import free_ports
 from tests.real_engines.processes import Child
-from tests.real_engines.stage import StageBroken
+from tests.real_engines.stage import StageBroken, to_the_end
+from tests.stage.programs import KVROUTE, kvroute
 from tests.stage.prompts.bodies import Body
+from tests.stage.waiting import free_ports
 
 AROUND = 20
 """Chats whose answers go around the picker."""
@@ -76,11 +76,10 @@ async def a_picker(chats: Chats, room: Path, answers: str) -> AsyncIterator[open
     """A client of an Envoy before a picker."""
     logs, target = BUILD / "logs", chats.stage.target
     picker_port, metrics, listen, admin = (free_ports(4) + number for number in range(4))
-    kvroute = (sys.executable, "-m", "router.app.main")
     picker = Child(
         f"picker-{answers}",
         [
-            *(*kvroute, "picker", "--router", target, "--listen", f"127.0.0.1:{picker_port}"),
+            *(*KVROUTE, "picker", "--router", target, "--listen", f"127.0.0.1:{picker_port}"),
             *("--metrics-listen", f"127.0.0.1:{metrics}"),
             *("--picker-unobserved-s", str(UNOBSERVED_S)),
         ],
@@ -94,16 +93,14 @@ async def a_picker(chats: Chats, room: Path, answers: str) -> AsyncIterator[open
         ],
         logs,
     )
-    printed = await asyncio.create_subprocess_exec(
-        *(*kvroute, "envoy-config", "--target", target, "--picker", f"127.0.0.1:{picker_port}"),
+    code, config, err = await kvroute(
+        *("envoy-config", "--target", target, "--picker", f"127.0.0.1:{picker_port}"),
         *("--listen", f"127.0.0.1:{listen}", "--admin", f"127.0.0.1:{admin}"),
         *("--answers", answers),
-        stdout=asyncio.subprocess.PIPE,
     )
-    config, _ = await printed.communicate()
-    if printed.returncode:
-        raise StageBroken("kvroute envoy-config failed")
-    (room / f"envoy-{answers}.yaml").write_bytes(config)
+    if code:
+        raise StageBroken(f"kvroute envoy-config failed: {err}")
+    (room / f"envoy-{answers}.yaml").write_text(config)
     try:
         await picker.start()
         await envoy.start()
@@ -240,9 +237,6 @@ async def run(kind: str, count: int, seed: int) -> dict[str, object]:
 
 async def run_all(kinds: list[str], count: int, seed: int) -> int:
     """Every kind; returns the exit code."""
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):  # so that engines are stopped
-        loop.add_signal_handler(number, task.cancel if task else lambda: None)
     line = {kind: await run(kind, count, seed) for kind in kinds}
     sys.stdout.write(json.dumps({"envoy": line}) + "\n")
     return int(any(one["broken"] for one in line.values()))
@@ -254,17 +248,8 @@ def main() -> None:
     parser.add_argument("--chats", type=int, default=150, help="for each kind")
     parser.add_argument("--seed", type=int, default=1, help="of random chats")
     given = parser.parse_args()
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
-    )
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    kinds = given.kinds.split(",")
-    try:
-        code = asyncio.run(run_all(kinds, given.chats, given.seed))
-    except (StageBroken, aiohttp.ClientError, asyncio.CancelledError) as error:
-        log.error("broken off: %s: %s", type(error).__name__, error)
-        code = 1
-    sys.exit(code)
+    sys.exit(to_the_end(run_all(given.kinds.split(","), given.chats, given.seed)))
 
 
 if __name__ == "__main__":

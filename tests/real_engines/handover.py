@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import random
-import signal
 import socket
 import struct
 import sys
@@ -27,9 +26,9 @@ import aiohttp
 
 from kvroute.client import Pick, RoutedRequest
 from kvroute.v1 import Phase
-from tests.real_engines.engines import MODEL, Answer, EngineRefused, Prompt
+from tests.real_engines.engines import MODEL, Answer, EngineRefused, Prompt, samples
 from tests.real_engines.pairs import KINDS
-from tests.real_engines.stage import Stage, StageBroken, a_stage
+from tests.real_engines.stage import Stage, StageBroken, a_stage, to_the_end
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "real-engines"
@@ -371,14 +370,9 @@ async def run(kind: str, seed: int) -> dict[str, object]:
 
 async def counters(stage: Stage) -> dict[str, float]:
     """How pairs were picked, and how the router's own check of reported cached tokens came out."""
-    async with stage.session.get(stage.metrics["router"]) as answer:
-        lines = (await answer.text()).splitlines()
     wanted = "kvroute_self_checks_total{", 'kvroute_marked_picks_total{mark="pair_'
-    return {
-        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
-        for line in lines
-        if line.startswith(wanted) and not line.endswith(" 0.0")
-    }
+    counted = await samples(stage.session, stage.metrics["router"])
+    return {key: count for key, count in counted.items() if key.startswith(wanted) and count}
 
 
 def loopback_up() -> None:
@@ -390,10 +384,6 @@ def loopback_up() -> None:
 
 async def run_all(kinds: Sequence[str], seed: int) -> int:
     """Returns the exit code."""
-    task = asyncio.current_task()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel if task else lambda: None)
     told = []
     for kind in kinds:
         log.info("hand-over by %s, seed %d", kind, seed)
@@ -411,15 +401,12 @@ def main() -> None:
     parser.add_argument("--failed", action="store_true", help="fail, whatever comes out")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
-    )
     if not given.inside:
         own = ["unshare", "--map-root-user", "--net", "--"]
         again = [sys.executable, "-m", "tests.real_engines.handover", "--inside", *sys.argv[1:]]
         os.execvp(own[0], [*own, *again])
     loopback_up()
-    code = asyncio.run(run_all(given.kinds.split(","), given.seed))
+    code = to_the_end(run_all(given.kinds.split(","), given.seed))
     sys.exit(code or int(given.failed))
 
 

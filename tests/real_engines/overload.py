@@ -13,7 +13,6 @@ import asyncio
 import json
 import logging
 import random
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from typing_extensions import override
 
 from kvroute.client import Overloaded
 from tests.real_engines.engines import MODEL, SLOTS, Engine, Prompt, Vllm
-from tests.real_engines.stage import Ground, Stage, StageBroken, a_stage
+from tests.real_engines.stage import Ground, Stage, StageBroken, a_stage, to_the_end
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "real-engines"
@@ -175,12 +174,14 @@ async def preemptions(stage: Stage) -> float:
     """What the engines have preempted so far."""
     sums = 0.0
     for engine in stage.engines.values():
-        async with stage.session.get(f"{engine.address}/metrics") as answer:
-            text = await answer.text()
-        counted = re.findall(r"^vllm:num_preemptions_total\S* (\S+)$", text, re.MULTILINE)
+        counted = [
+            count
+            for name, count in (await engine.metrics()).items()
+            if name.startswith("vllm:num_preemptions_total")
+        ]
         if not counted:
             raise StageBroken(f"{engine.worker_id} counts no preemptions")
-        sums += sum(map(float, counted))
+        sums += sum(counted)
     return sums
 
 
@@ -234,15 +235,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=40.0, help="of load, each run")
     parser.add_argument("--seed", type=int, default=1, help="of prompts")
     given = parser.parse_args()
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
-    )
-    try:
-        code = asyncio.run(run_all(given.seconds, given.seed))
-    except (StageBroken, aiohttp.ClientError) as error:
-        log.error("broken off: %s", error)
-        code = 1
-    sys.exit(code)
+    sys.exit(to_the_end(run_all(given.seconds, given.seed)))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.real_engines.engines import Engine, free_ports
+from tests.real_engines.engines import Engine
 from tests.real_engines.stage import Ground
+from tests.stage.waiting import free_port
 
 LEASE_S = 20
 """How long a prefill worker holds what nobody fetches (30 s, and 480 of Mooncake, by default)."""
@@ -33,7 +34,7 @@ def nixl(ground: Ground) -> list[Engine]:
             flags=("--kv-transfer-config", json.dumps(config), *CHATS),
             variables={
                 "VLLM_NIXL_SIDE_CHANNEL_HOST": HOST,
-                "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_ports(1)),
+                "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
                 "UCX_NET_DEVICES": "lo",
             },
             told=("--role", role, "--kv-connector", "NixlConnector"),
@@ -46,7 +47,7 @@ def mooncake(ground: Ground) -> list[Engine]:
     """vLLM, MooncakeConnector over TCP: both are told a transfer, and the prefill worker writes."""
 
     def one(role: str) -> Engine:
-        port = str(free_ports(1))
+        port = str(free_port())
         config = {
             "kv_connector": "MooncakeConnector",
             "kv_role": KV_ROLES[role],
@@ -70,7 +71,7 @@ def mooncake(ground: Ground) -> list[Engine]:
 
 def sglang(ground: Ground) -> list[Engine]:
     """SGLang over Mooncake's TCP, and one that serves whole requests: its decode workers can't."""
-    port = str(free_ports(1))
+    port = str(free_port())
     variables = {
         "MOONCAKE_PROTOCOL": "tcp",
         "SGLANG_HOST_IP": HOST,

@@ -8,7 +8,6 @@ node in the header X-data-parallel-rank. With a rank that is another one, predic
 """
 
 import argparse
-import asyncio
 import json
 import logging
 import random
@@ -18,12 +17,11 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import aiohttp
-
 from tests.real_engines.drive import Driver
-from tests.real_engines.engines import Engine, EngineRefused, Prompt, free_ports
-from tests.real_engines.stage import Ground, Stage, StageBroken, a_stage
+from tests.real_engines.engines import Engine, EngineRefused, Prompt
+from tests.real_engines.stage import Ground, Stage, a_stage, to_the_end
 from tests.real_engines.verdicts import Judge
+from tests.stage.waiting import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "real-engines"
@@ -37,7 +35,7 @@ log = logging.getLogger("real_engines")
 
 def group(ground: Ground) -> list[Engine]:
     """The two nodes; the first one has the group's coordinator."""
-    port = str(free_ports(1))
+    port = str(free_port())
 
     def node(number: int) -> Engine:
         first = number * RANKS
@@ -114,15 +112,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=48, help="requests, before the last check")
     parser.add_argument("--seed", type=int, default=1, help="of prompts")
     given = parser.parse_args()
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
-    )
-    try:
-        code = asyncio.run(run(given.count, given.seed))
-    except (StageBroken, aiohttp.ClientError) as error:
-        log.error("broken off: %s", error)
-        code = 1
-    sys.exit(code)
+    sys.exit(to_the_end(run(given.count, given.seed)))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
+import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,11 +17,11 @@ import aiohttp
 from kvroute.client import KvRouteClient, KvRouteError
 from kvroute.v1 import WorkerStatus
 from router.cluster.children.nats_server import server_binary
-from tests.real_engines.engines import Engine, Sglang, Vllm, free_ports
+from tests.real_engines.engines import Engine, Sglang, Vllm, samples
 from tests.real_engines.processes import Child
+from tests.stage.waiting import free_port
 
 ENGINE_START_S = 900.0
-FLEET_START_S = 30.0
 RECOVERY_S = 60.0
 _POLL_S = 0.02
 RARE = (
@@ -32,6 +33,25 @@ RARE = (
 )  # fmt: skip
 
 log = logging.getLogger("real_engines")
+
+
+def to_the_end(work: Coroutine[Any, Any, int]) -> int:
+    """Runs a phase, with its log on standard error; the exit code. SIGINT and SIGTERM cancel it, so
+    that engines are stopped."""
+    form = "%(asctime)s %(message)s"
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=form, datefmt="%H:%M:%S")
+
+    async def cancellable() -> int:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel if task else lambda: None)
+        return await work
+
+    try:
+        return asyncio.run(cancellable())
+    except (StageBroken, aiohttp.ClientError, asyncio.CancelledError) as error:
+        log.error("broken off: %s: %s", type(error).__name__, error)
+        return 1
 
 
 class StageBroken(RuntimeError):
@@ -57,15 +77,10 @@ class Stage:
         """What routers and relays count of things that should be rare, as far as it happened."""
         told: dict[str, float] = {}
         for name, url in self.metrics.items():
-            try:
-                async with self.session.get(url) as answer:
-                    text = await answer.text()
-            except aiohttp.ClientError:
-                continue
-            for line in text.splitlines():
-                key, _, value = line.rpartition(" ")
-                if key.startswith(RARE) and not key.endswith("_created") and float(value):
-                    told[f"{name}: {key}"] = float(value)
+            with suppress(aiohttp.ClientError):
+                for key, count in (await samples(self.session, url)).items():
+                    if key.startswith(RARE) and not key.endswith("_created") and count:
+                        told[f"{name}: {key}"] = count
         return told
 
     async def workers(self) -> list[WorkerStatus]:
@@ -183,7 +198,7 @@ async def a_stage(
         )
         fleet = fleet_of(Ground(build, logs, sockets, session))
         engines = {engine.worker_id: engine for engine in fleet}
-        nats_port, grpc_port, metrics_port = free_ports(1), free_ports(1), free_ports(1)
+        nats_port, grpc_port, metrics_port = free_port(), free_port(), free_port()
         target = f"127.0.0.1:{grpc_port}"
         nats_url = f"nats://127.0.0.1:{nats_port}"
         server = [server_binary(), "--addr", "127.0.0.1", "--port", str(nats_port)]
@@ -196,7 +211,7 @@ async def a_stage(
         metrics = {"router": f"http://127.0.0.1:{metrics_port}/metrics"}
         relays = {}
         for name, engine in engines.items():
-            port = free_ports(1)
+            port = free_port()
             relay = [
                 *(*_kvroute(), "relay", "--nats", nats_url, *engine.relay_flags()),
                 *("--metrics-listen", f"127.0.0.1:{port}", "--log-format", "plain"),

@@ -17,6 +17,7 @@ import helm_python as helm
 import yaml
 
 from tests.scraped.divided import divided
+from tests.stage.waiting import free_port
 
 CHART = Path(__file__).parents[2] / "helm" / "kvroute"
 NAMESPACE = "inference"
@@ -80,9 +81,9 @@ class Release:
         (found,) = [one for one in self.of_kind("Secret") if one["metadata"]["name"] == name]
         return base64.b64decode(found["data"][key])
 
-    def router_pod(self, name: str, free_ports: Iterator[int]) -> Pod:
+    def router_pod(self, name: str) -> Pod:
         """A pod of the Deployment."""
-        ports = {one["name"]: next(free_ports) for one in self._router["ports"]}
+        ports = {one["name"]: free_port() for one in self._router["ports"]}
         return Pod(name, self._template["metadata"]["labels"], self._router["name"], ports)
 
     def configuration(self, pod: Pod) -> Object:

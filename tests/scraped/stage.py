@@ -9,7 +9,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,15 +23,13 @@ import msgspec
 import yaml
 
 from kvroute.client import KvRouteClient
-from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.cluster.children.process import Child, end, spawn
-from router.gateway.picker.calls import PROCESS
 from tests.scraped.divided import divided_rules
 from tests.scraped.engines import MODEL
 from tests.scraped.prometheus import Prometheus
 from tests.scraped.release import CHART, Pod, Release
 from tests.stage.nats_server import NatsServer, nats_server
-from tests.stage.picker import request_body, request_headers
+from tests.stage.picker import process_of, request_body, request_headers
 from tests.stage.ports import client_context
 from tests.stage.prompts.byte_tokenizer import make_folder
 from tests.stage.proxy import Proxy, proxy_to
@@ -174,11 +172,7 @@ class Fleet:
 
     async def pick(self, prompt: object, model: str = MODEL) -> None:
         """A completion for the picker, as Envoy sends it; awaits the answer."""
-        stream = self.picker.stream_stream(
-            PROCESS,
-            request_serializer=pb.ProcessingRequest.SerializeToString,
-            response_deserializer=pb.ProcessingResponse.FromString,
-        )()
+        stream = process_of(self.picker)()
         await stream.write(request_headers("/v1/completions"))
         body = json.dumps({"model": model, "prompt": prompt})
         await stream.write(request_body(body.encode()))
@@ -246,9 +240,8 @@ class Fleet:
         (self.folder / "nats").mkdir()
         self.nats = await stack.enter_async_context(nats_server(self.folder / "nats", setup.users))
         await self._start_engines(stack)
-        ports = free_ports()
         self._render(chart)
-        self.pods = [self.release.router_pod(f"router-{i}", ports) for i in range(setup.routers)]
+        self.pods = [self.release.router_pod(f"router-{i}") for i in range(setup.routers)]
         for pod in self.pods:
             config = self.release.configuration(pod)
             for model in config["models"]:
@@ -261,12 +254,12 @@ class Fleet:
                     pod.name, *setup.program, "--config", str(self.folder / f"{pod.name}.yaml")
                 )
             )
-        relay = Pod("engines-0", SCRAPED, "relay", {PORT_NAME: next(ports)})
+        relay = Pod("engines-0", SCRAPED, "relay", {PORT_NAME: free_port()})
         self.write_relay("relay", relay.ports[PORT_NAME])
         self.relay = self.run_relay()
         self.pods.append(relay)
         if setup.gateway:
-            self._start_gateway(next(ports))
+            self._start_gateway()
         await self._connect(stack)
         jobs = self.release.scrape_configs(self.pods, self.prometheus.factor)
         rules = divided_rules(self.release.rules, self.prometheus.factor)
@@ -326,8 +319,8 @@ class Fleet:
                 self.event_wires.append(await stack.enter_async_context(proxy_to(port)))
                 one["events"] = f"tcp://127.0.0.1:{self.event_wires[-1].port}"
 
-    def _start_gateway(self, port: int) -> None:
-        folder = self.folder
+    def _start_gateway(self) -> None:
+        folder, port = self.folder, free_port()
         (folder / "ca.crt").write_bytes(self.release.ca)
         (folder / "token").write_text(self.release.token)
         config = {
@@ -382,16 +375,6 @@ def merged(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]
         both = isinstance(value, Mapping) and isinstance(found.get(key), Mapping)
         found[key] = merged(found[key], value) if both else value
     return found
-
-
-def free_ports() -> Iterator[int]:
-    """Each once."""
-    known: set[int] = set()
-    while True:
-        port = free_port()
-        if port not in known:
-            known.add(port)
-            yield port
 
 
 async def until(condition: Callable[[], Any], told: str, seconds: float = LIMIT_S) -> None:

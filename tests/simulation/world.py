@@ -621,7 +621,8 @@ class World:
             raise Broken("ledger", f"{shell.key} after {after}: {fault}; counted {counts}")
 
     def router_moved(self, router: Router, key: WorkerKey) -> None:
-        """A live stream's index is what its relay told; it is not live for long after a loss."""
+        """The index of a stream that is live or in step is what its relay told; it is not live for
+        long after a loss."""
         source = router.view.sources.get(key)
         if source is None:
             self._debts.pop((router, key), None)
@@ -629,7 +630,7 @@ class World:
         stream, index = source.stream, router.view.index
         if len(stream._buffer) > self.options.stream_buffer_messages:
             raise Broken("bounds", f"{router.name} buffers {len(stream._buffer)} of {key}")
-        if stream.state is StreamState.LIVE:
+        if stream.state is StreamState.LIVE or stream._in_step:
             self._check_live(router, source, (index.count(source.slot), index.digest(source.slot)))
         self._check_debts(router, source)
 

@@ -1,10 +1,13 @@
 """A whole kvroute on loopback: real NATS, stand-in engines, relays, a router, in one process."""
 
 import random
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from events.plane.broker import Broker
 from events.plane.clock import unix_now
@@ -15,6 +18,7 @@ from kvroute.client import KvRouteClient, Pick
 from kvroute.v1 import Progress, ProgressState
 from router.app.processes.router_process import RouterApp
 from router.cluster.children.nats_server import NatsChild
+from router.cluster.children.process import Child, start
 from router.config.settings.configurations import ServeConfig
 from router.config.settings.serving_settings import GrpcSettings, MetricsSettings
 from simulator.engines.scheduler import SchedulerConfig
@@ -24,6 +28,11 @@ from simulator.live.stand_ins import StandIn, stand_ins
 from tests.stage.waiting import until
 
 BLOCK_SIZE = 16
+
+
+def a_prompt(rng: random.Random) -> list[int]:
+    """Tokens of four blocks that no other prompt begins with."""
+    return [rng.randrange(100_000) for _ in range(4 * BLOCK_SIZE)]
 
 
 class TurnedClock:
@@ -89,9 +98,7 @@ class Stage:
         )
 
 
-def engine_settings(
-    engine: StandIn, role: Literal["prefill", "decode"] | None = None
-) -> EngineSettings:
+def engine_settings(engine: StandIn) -> EngineSettings:
     return EngineSettings(
         id=engine.engine_id,
         engine="vllm",
@@ -100,7 +107,6 @@ def engine_settings(
         replay=engine.replay_endpoint,
         topic=engine.topic,
         slots=64,
-        role=role,
     )
 
 
@@ -127,6 +133,60 @@ async def router_app(
     assert app.failed is None
 
 
+async def all_schedulable(router: RouterApp, count: int) -> None:
+    """Waits until a router knows so many workers, and may pick each of them."""
+    sources = router.view.sources
+    await until(
+        lambda: (
+            len(sources) == count and not any(map(router.core.fleet.excluded, sources.values()))
+        ),
+        "all workers schedulable",
+    )
+
+
+async def router_process(
+    nats_url: str, address: str, *words: str, program: Sequence[str] = ("-m", "router.app.main")
+) -> Child:
+    """A router in a process of its own, which may not be ready yet. words: more of its command."""
+    command = [sys.executable, *program, "serve", "--nats", nats_url, "--grpc-listen", address]
+    return await start([*command, "--metrics-listen", "", "--log-level", "error", *words], None)
+
+
+@asynccontextmanager
+async def a_nats() -> AsyncIterator[NatsChild]:
+    nats = NatsChild()
+    try:
+        await nats.start()
+        yield nats
+    finally:
+        await nats.stop()
+
+
+@asynccontextmanager
+async def a_broker(url: str, name: str = "relays", **settings: str) -> AsyncIterator[Broker]:
+    broker = Broker(NatsSettings(**settings), url, name)
+    try:
+        await broker.connect()
+        yield broker
+    finally:
+        await broker.close()
+
+
+@asynccontextmanager
+async def a_relay(
+    engine: StandIn, broker: Broker, clock: Callable[[], float] = unix_now, **fields: Any
+) -> AsyncIterator[Relay]:
+    """The relay of an engine, in this process. fields: of its settings, those that differ."""
+    settings = msgspec.structs.replace(engine_settings(engine), **fields)
+    relay = Relay(settings, broker, fleet="default", clock=clock, rng=random.Random(1))
+    try:
+        await relay.start()
+        yield relay
+    finally:
+        await relay.stop()
+    assert not relay.failures
+
+
 @asynccontextmanager
 async def a_stage(
     engine_count: int = 2,
@@ -140,37 +200,19 @@ async def a_stage(
     roles: of those that don't do both, by their id. parts: sections of the router's configuration.
     """
     async with AsyncExitStack() as stack:
-        nats = NatsChild()
-        stack.push_async_callback(nats.stop)
-        await nats.start()
+        nats = await stack.enter_async_context(a_nats())
         scheduler = SchedulerConfig(block_count=block_count, block_size=BLOCK_SIZE)
         configs = [EngineConfig(f"worker-{i}", scheduler) for i in range(engine_count)]
         engines = await stack.enter_async_context(stand_ins(configs, ScaledClock(speed)))
         clock = TurnedClock()
         config = serve_config(nats.url, **parts)
         router, client = await stack.enter_async_context(router_app(config, clock))
-        broker = Broker(NatsSettings(), nats.url, "relays")
-        stack.push_async_callback(broker.close)
-        await broker.connect()
+        broker = await stack.enter_async_context(a_broker(nats.url))
         relays = {}
         for engine in engines:
-            relay = Relay(
-                engine_settings(engine, (roles or {}).get(engine.engine_id)),
-                broker,
-                fleet="default",
-                clock=clock,
-                rng=random.Random(1),
+            role = (roles or {}).get(engine.engine_id)
+            relays[engine.engine_id] = await stack.enter_async_context(
+                a_relay(engine, broker, clock, role=role)
             )
-            stack.push_async_callback(relay.stop)
-            await relay.start()
-            relays[engine.engine_id] = relay
-        stage = Stage(nats, engines, relays, router, client, clock)
-        await until(
-            lambda: (
-                len(router.view.sources) == engine_count
-                and not any(router.core.fleet.excluded(one) for one in router.view.sources.values())
-            ),
-            "all workers schedulable",
-        )
-        yield stage
-        assert not any(relay.failures for relay in relays.values())
+        await all_schedulable(router, engine_count)
+        yield Stage(nats, engines, relays, router, client, clock)

@@ -31,6 +31,15 @@ DUPLEX = pb.ProtocolConfiguration(
 )
 
 
+def process_of(channel: grpc.aio.Channel) -> Any:
+    """The method of ext_proc on a channel of grpc's own client; each of its calls is a stream."""
+    return channel.stream_stream(
+        PROCESS,
+        request_serializer=pb.ProcessingRequest.SerializeToString,
+        response_deserializer=pb.ProcessingResponse.FromString,
+    )
+
+
 @dataclass
 class Stage:
     """What a test plays on."""
@@ -59,11 +68,7 @@ class Stage:
 
     def call(self) -> Any:
         """A stream of ext_proc, by grpc's own client."""
-        return self.channel.stream_stream(
-            PROCESS,
-            request_serializer=pb.ProcessingRequest.SerializeToString,
-            response_deserializer=pb.ProcessingResponse.FromString,
-        )()
+        return process_of(self.channel)()
 
     async def idle(self) -> None:
         """Until nothing is reserved."""

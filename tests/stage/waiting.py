@@ -25,6 +25,18 @@ of tests/chaos."""
 _given: deque[int] = deque(maxlen=len(_PORTS) // 2)
 
 
+def taken(port: int) -> bool:
+    """Whether a port of loopback can't be listened on, or was given to somebody just now."""
+    if port in _given:
+        return True
+    with socket.socket() as found:
+        try:
+            found.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False
+
+
 def free_port() -> int:
     """A port of loopback that nobody has at the moment, for a process that is started later, and
     not one of the last 4,000 that this process was given: whoever got one may not listen yet.
@@ -34,16 +46,25 @@ def free_port() -> int:
     """
     rng = random.SystemRandom()  # two runs at once on one machine must differ
     while True:
-        port = rng.choice(_PORTS)
-        if port in _given:
-            continue
-        with socket.socket() as found:
-            try:
-                found.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        _given.append(port)
-        return port
+        if not taken(port := rng.choice(_PORTS)):
+            _given.append(port)
+            return port
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports in a row that nobody has, each as of `free_port`."""
+    while True:
+        ports = range(first := free_port(), first + count)
+        if not any(map(taken, ports[1:])):
+            _given.extend(ports[1:])
+            return first
+
+
+def accepts(port: int) -> bool:
+    """Whether somebody listens on a loopback port."""
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 async def repeated(

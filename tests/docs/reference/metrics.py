@@ -4,12 +4,7 @@ from prometheus_client.core import Metric
 
 from router.observe.metrics.scrape import join
 from tests.docs.reference.markdown import cell
-from tests.stage.exported import (
-    gateway_families,
-    picker_families,
-    relay_families,
-    router_families,
-)
+from tests.stage.exported import gateway_families, picker_families, relay_families, router_families
 
 HEAD = """# Metrics
 

@@ -3,16 +3,16 @@
 import base64
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from events.engines.events import (
-    BlocksStored,
-    EngineBatch,
-)
+from events.engines.events import BlocksStored, EngineBatch
 from events.engines.table import READINGS
+
+Decode = Callable[[bytes], EngineBatch]
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 REWRITE = os.environ.get("KVROUTE_REWRITE_GOLDEN") == "1"
@@ -89,8 +89,8 @@ def payload_of(frame: dict[str, Any]) -> bytes:
     return base64.b64decode(frame["payload_b64"])
 
 
-def encode(*events: Any, rank: int | None = 0, time_s: float = 1.5) -> bytes:
-    return msgspec.msgpack.encode([time_s, list(events), rank])
+def encode(*events: Any) -> bytes:
+    return msgspec.msgpack.encode([1.5, list(events), 0])
 
 
 def stored(**changes: Any) -> dict[str, Any]:

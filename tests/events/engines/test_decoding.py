@@ -5,18 +5,13 @@ from typing import Any
 
 import pytest
 
-from events.engines.events import (
-    BlocksCleared,
-    BlocksRemoved,
-    BlocksStored,
-)
+from events.engines.events import BlocksCleared, BlocksRemoved, BlocksStored
 from events.engines.table import READINGS
-from events.engines.wire import (
-    BLOCK_SIZE_MAX,
-)
+from events.engines.wire import BLOCK_SIZE_MAX
 from tests.events.engines.encoded import (
     ITEM,
     U64,
+    Decode,
     complaint,
     encode,
     only,
@@ -28,25 +23,22 @@ from tests.events.engines.encoded import (
 # Values
 
 
-@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize(
     "medium",
     ["GPU", "CPU", "STORAGE", "CPU_PINNED", "DISK", "EXTERNAL", "SOMETHING_NEW", None],
 )
-def test_mediums_stay_as_the_engine_names_them(engine: str, medium: str | None) -> None:
-    batch = READINGS[engine].decode(encode(stored(medium=medium), removed(medium=medium)))
+def test_mediums_stay_as_the_engine_names_them(decode: Decode, medium: str | None) -> None:
+    batch = decode(encode(stored(medium=medium), removed(medium=medium)))
     assert [event.medium for event in batch.events] == [medium, medium]  # type: ignore[union-attr]
     assert batch.malformed == ()
 
 
-@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize("medium", [1, True, b"GPU", ["GPU"], {}])
-def test_a_medium_that_is_no_text_drops_the_event(engine: str, medium: Any) -> None:
-    assert "medium" in complaint(READINGS[engine].decode(encode(stored(medium=medium))))
-    assert "medium" in complaint(READINGS[engine].decode(encode(removed(medium=medium))))
+def test_a_medium_that_is_no_text_drops_the_event(decode: Decode, medium: Any) -> None:
+    assert "medium" in complaint(decode(encode(stored(medium=medium))))
+    assert "medium" in complaint(decode(encode(removed(medium=medium))))
 
 
-@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize(
     ("value", "read"),
     [
@@ -58,53 +50,45 @@ def test_a_medium_that_is_no_text_drops_the_event(engine: str, medium: Any) -> N
         (b"x" * 32, b"x" * 32),
     ],
 )
-def test_hashes_are_unsigned_numbers_or_bytes(engine: str, value: Any, read: Any) -> None:
-    event = only(
-        READINGS[engine].decode(encode(stored(block_hashes=[value, 5], parent_block_hash=value)))
-    )
+def test_hashes_are_unsigned_numbers_or_bytes(decode: Decode, value: Any, read: Any) -> None:
+    event = only(decode(encode(stored(block_hashes=[value, 5], parent_block_hash=value))))
     assert event.hashes == (read, 5)
     assert event.parent == read
-    assert only(READINGS[engine].decode(encode(removed(block_hashes=[value])))).hashes == (read,)
+    assert only(decode(encode(removed(block_hashes=[value])))).hashes == (read,)
 
 
-@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize("value", [True, 1.0, "12345678", b"1234567", b"x" * 33, [1], None])
-def test_a_hash_of_another_kind_drops_the_event(engine: str, value: Any) -> None:
-    decode = READINGS[engine].decode
+def test_a_hash_of_another_kind_drops_the_event(decode: Decode, value: Any) -> None:
     assert "hash" in complaint(decode(encode(stored(block_hashes=[value, 5]))))
     assert "hash" in complaint(decode(encode(removed(block_hashes=[5, value]))))
     if value is not None:
         assert "hash" in complaint(decode(encode(stored(parent_block_hash=value))))
 
 
-@pytest.mark.parametrize("engine", READINGS)
-def test_token_ids_are_kept_as_u32(engine: str) -> None:
+def test_token_ids_are_kept_as_u32(decode: Decode) -> None:
     tokens = [0, 1, 127, 128, 255, 256, 65536, (1 << 32) - 1]
-    event = only(READINGS[engine].decode(encode(stored(token_ids=tokens))))
+    event = only(decode(encode(stored(token_ids=tokens))))
     assert event.token_ids == array("I", tokens)
 
 
-@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize(
     "token_id", [-1, 1 << 32, U64, True, 1.0, "1", b"1", None, [1], [1, 2, 3], [1, "2"], {}]
 )
-def test_a_token_id_of_another_kind_drops_the_event(engine: str, token_id: Any) -> None:
+def test_a_token_id_of_another_kind_drops_the_event(decode: Decode, token_id: Any) -> None:
     for position in (0, 7):
         tokens: list[Any] = [1, 2, 3, 4, 5, 6, 7, 8]
         tokens[position] = token_id
-        assert "token_ids" in complaint(READINGS[engine].decode(encode(stored(token_ids=tokens))))
+        assert "token_ids" in complaint(decode(encode(stored(token_ids=tokens))))
 
 
-@pytest.mark.parametrize("engine", READINGS)
-def test_bigrams_of_eagle_models_give_their_first_tokens(engine: str) -> None:
+def test_bigrams_of_eagle_models_give_their_first_tokens(decode: Decode) -> None:
     pairs = [[1, 2], [2, 3], [3, 4], [4, 5], [5, 6], [6, 7], [7, 8], [8, 9]]
-    event = only(READINGS[engine].decode(encode(stored(token_ids=pairs))))
+    event = only(decode(encode(stored(token_ids=pairs))))
     assert event.token_ids == array("I", range(1, 9))
     too_large = [*pairs[:-1], [1 << 32, 9]]
-    assert "u32" in complaint(READINGS[engine].decode(encode(stored(token_ids=too_large))))
+    assert "u32" in complaint(decode(encode(stored(token_ids=too_large))))
 
 
-@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -118,29 +102,23 @@ def test_bigrams_of_eagle_models_give_their_first_tokens(engine: str) -> None:
     ],
 )
 def test_tokens_that_do_not_fill_the_blocks_drop_the_event(
-    engine: str, changes: dict[str, Any]
+    decode: Decode, changes: dict[str, Any]
 ) -> None:
-    assert "tokens do not fill" in complaint(READINGS[engine].decode(encode(stored(**changes))))
+    assert "tokens do not fill" in complaint(decode(encode(stored(**changes))))
 
 
-@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize("block_size", [-1, BLOCK_SIZE_MAX + 1, U64, 4.0, True, "4"])
-def test_an_implausible_block_size_drops_the_event(engine: str, block_size: Any) -> None:
+def test_an_implausible_block_size_drops_the_event(decode: Decode, block_size: Any) -> None:
     event = stored(block_size=block_size)
-    assert "block_size" in complaint(READINGS[engine].decode(encode(event)))
+    assert "block_size" in complaint(decode(encode(event)))
 
 
-@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize("token_ids", [[], None])
 @pytest.mark.parametrize("block_size", [0, None, 4])
 def test_an_offload_without_tokens_is_kept(
-    engine: str, token_ids: Any, block_size: int | None
+    decode: Decode, token_ids: Any, block_size: int | None
 ) -> None:
-    event = only(
-        READINGS[engine].decode(
-            encode(stored(token_ids=token_ids, block_size=block_size, medium="CPU"))
-        )
-    )
+    event = only(decode(encode(stored(token_ids=token_ids, block_size=block_size, medium="CPU"))))
     assert event == BlocksStored(
         hashes=(11, 12),
         parent=None,

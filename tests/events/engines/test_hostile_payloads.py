@@ -8,21 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events.engines.events import (
-    BlocksCleared,
-    BlocksRemoved,
-    EngineBatch,
-)
+from events.engines.events import BlocksCleared, BlocksRemoved, EngineBatch
 from events.engines.table import READINGS
-from events.engines.wire import (
-    EVENTS_MAX,
-    PAYLOAD_BYTES_MAX,
-    UNKNOWN_KIND_CHARS,
-)
+from events.engines.wire import EVENTS_MAX, PAYLOAD_BYTES_MAX, UNKNOWN_KIND_CHARS
 from tests.events.engines.encoded import (
     CAPTURES,
     ENGINE_FIELDS,
     U64,
+    Decode,
     complaint,
     encode,
     engine_of,
@@ -39,9 +32,8 @@ CLEARED = {"type": "AllBlocksCleared"}
 # What must be refused, and counted
 
 
-@pytest.mark.parametrize("engine", READINGS)
-def test_one_bad_event_leaves_the_others_in_their_order(engine: str) -> None:
-    batch = READINGS[engine].decode(
+def test_one_bad_event_leaves_the_others_in_their_order(decode: Decode) -> None:
+    batch = decode(
         encode(
             removed(block_hashes=[1]),
             stored(token_ids=[1]),
@@ -66,23 +58,20 @@ def test_one_bad_event_leaves_the_others_in_their_order(engine: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("engine", READINGS)
-def test_an_unknown_kind_is_cut(engine: str) -> None:
-    batch = READINGS[engine].decode(encode(["x" * 1000], {"type": "y" * 1000}))
+def test_an_unknown_kind_is_cut(decode: Decode) -> None:
+    batch = decode(encode(["x" * 1000], {"type": "y" * 1000}))
     assert batch.unknown_kinds == ("x" * UNKNOWN_KIND_CHARS, "y" * UNKNOWN_KIND_CHARS)
     assert batch.malformed == ()
 
 
-@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize("kind", [None, 1, True, b"BlockStored", ["BlockStored"], {}, ""])
-def test_a_kind_that_is_no_name_is_counted(engine: str, kind: Any) -> None:
+def test_a_kind_that_is_no_name_is_counted(decode: Decode, kind: Any) -> None:
     for event in ([kind, [1]], {"type": kind, "block_hashes": [1]}):
-        batch = READINGS[engine].decode(encode(event))
+        batch = decode(encode(event))
         assert batch.events == ()
         assert len(batch.malformed) + len(batch.unknown_kinds) == 1
 
 
-@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize(
     "batch",
     [
@@ -100,25 +89,23 @@ def test_a_kind_that_is_no_name_is_counted(engine: str, kind: Any) -> None:
         {1: 2},
     ],
 )
-def test_a_batch_of_another_shape_is_one_complaint(engine: str, batch: Any) -> None:
-    decoded = READINGS[engine].decode(msgspec.msgpack.encode(batch))
+def test_a_batch_of_another_shape_is_one_complaint(decode: Decode, batch: Any) -> None:
+    decoded = decode(msgspec.msgpack.encode(batch))
     assert (decoded.time_s, decoded.dp_rank) == (0.0, None)
     assert complaint(decoded).startswith("the batch: ")
 
 
-@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize("time_s", ["now", None, [], float("nan"), float("inf"), -1.0, True])
-def test_an_unreadable_time_keeps_the_events(engine: str, time_s: Any) -> None:
-    batch = READINGS[engine].decode(msgspec.msgpack.encode([time_s, [CLEARED], 1]))
+def test_an_unreadable_time_keeps_the_events(decode: Decode, time_s: Any) -> None:
+    batch = decode(msgspec.msgpack.encode([time_s, [CLEARED], 1]))
     assert batch.time_s == 0.0
     assert (batch.dp_rank, batch.events) == (1, (BlocksCleared(),))
     assert [reason.split(":")[0] for reason in batch.malformed] == ["the batch's time"]
 
 
-@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize("rank", ["0", 1.0, True, -1, 1 << 40, []])
-def test_an_unreadable_rank_keeps_the_events(engine: str, rank: Any) -> None:
-    batch = READINGS[engine].decode(msgspec.msgpack.encode([1.5, [CLEARED], rank]))
+def test_an_unreadable_rank_keeps_the_events(decode: Decode, rank: Any) -> None:
+    batch = decode(msgspec.msgpack.encode([1.5, [CLEARED], rank]))
     assert batch.dp_rank is None
     assert batch.events == (BlocksCleared(),)
     assert [reason.split(":")[0] for reason in batch.malformed] == ["the batch's rank"]
@@ -166,7 +153,6 @@ def test_a_payload_with_any_byte_changed_is_answered() -> None:
                 assert isinstance(decode(bytes(changed)), EngineBatch)
 
 
-@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize(
     "payload",
     [
@@ -183,35 +169,31 @@ def test_a_payload_with_any_byte_changed_is_answered() -> None:
         b"",
     ],
 )
-def test_huge_claims_and_deep_nests_are_one_complaint(engine: str, payload: bytes) -> None:
-    assert complaint(READINGS[engine].decode(payload)).startswith("the batch: ")
+def test_huge_claims_and_deep_nests_are_one_complaint(decode: Decode, payload: bytes) -> None:
+    assert complaint(decode(payload)).startswith("the batch: ")
 
 
-@pytest.mark.parametrize("engine", READINGS)
-def test_a_nest_of_ordinary_depth_in_an_unknown_field_is_skipped(engine: str) -> None:
+def test_a_nest_of_ordinary_depth_in_an_unknown_field_is_skipped(decode: Decode) -> None:
     nest: Any = None
     for _ in range(100):
         nest = [nest]
-    assert only(READINGS[engine].decode(encode(stored(newest=nest)))).hashes == (11, 12)
+    assert only(decode(encode(stored(newest=nest)))).hashes == (11, 12)
 
 
-@pytest.mark.parametrize("engine", READINGS)
-def test_text_that_is_no_utf8_costs_its_event_only(engine: str) -> None:
+def test_text_that_is_no_utf8_costs_its_event_only(decode: Decode) -> None:
     whole = encode(removed(medium="GPU!"), CLEARED)
-    batch = READINGS[engine].decode(whole.replace(b"GPU!", b"GPU\xff"))
+    batch = decode(whole.replace(b"GPU!", b"GPU\xff"))
     assert batch.events == (BlocksCleared(),)
     assert len(batch.malformed) == 1
 
 
-@pytest.mark.parametrize("engine", READINGS)
-def test_a_payload_beyond_the_limit_is_not_read(engine: str) -> None:
-    assert "bytes" in complaint(READINGS[engine].decode(bytes(PAYLOAD_BYTES_MAX + 1)))
+def test_a_payload_beyond_the_limit_is_not_read(decode: Decode) -> None:
+    assert "bytes" in complaint(decode(bytes(PAYLOAD_BYTES_MAX + 1)))
 
 
-@pytest.mark.parametrize("engine", READINGS)
-def test_more_events_than_the_limit_are_not_read(engine: str) -> None:
+def test_more_events_than_the_limit_are_not_read(decode: Decode) -> None:
     payload = b"\x92\xcb" + bytes(8) + b"\xdd" + (EVENTS_MAX + 1).to_bytes(4, "big")
-    assert complaint(READINGS[engine].decode(payload + b"\xc0" * (EVENTS_MAX + 1)))
+    assert complaint(decode(payload + b"\xc0" * (EVENTS_MAX + 1)))
 
 
 @pytest.mark.parametrize("engine", READINGS)

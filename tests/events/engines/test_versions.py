@@ -6,12 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from events.engines.events import (
-    BlocksCleared,
-    BlocksRemoved,
-    BlocksStored,
-    EngineBatch,
-)
+from events.engines.events import BlocksCleared, BlocksRemoved, BlocksStored, EngineBatch
 from events.engines.table import READINGS
 from tests.events.engines.encoded import (
     ENGINE_FIELDS,
@@ -21,6 +16,7 @@ from tests.events.engines.encoded import (
     U64,
     VLLM_REMOVED,
     VLLM_STORED,
+    Decode,
     complaint,
     encode,
     only,
@@ -151,30 +147,28 @@ def test_arrays_longer_than_any_known_version_are_read(engine: str) -> None:
     assert only(READINGS[engine].decode(encode(["AllBlocksCleared", "GPU"]))) == BlocksCleared()
 
 
-@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize("count", range(4))
-def test_arrays_shorter_than_the_first_version_are_dropped(engine: str, count: int) -> None:
+def test_arrays_shorter_than_the_first_version_are_dropped(decode: Decode, count: int) -> None:
     values = [[1], None, [1, 2], 2][:count]
-    assert "BlockStored" in complaint(READINGS[engine].decode(encode(["BlockStored", *values])))
-    assert "BlockRemoved" in complaint(READINGS[engine].decode(encode(["BlockRemoved"])))
+    assert "BlockStored" in complaint(decode(encode(["BlockStored", *values])))
+    assert "BlockRemoved" in complaint(decode(encode(["BlockRemoved"])))
 
 
-@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize("name", ["block_hashes", "parent_block_hash", "token_ids", "block_size"])
-def test_maps_without_a_field_that_every_version_sends_are_dropped(engine: str, name: str) -> None:
+def test_maps_without_a_field_that_every_version_sends_are_dropped(
+    decode: Decode, name: str
+) -> None:
     event = stored()
     del event[name]
     # A missing parent above all must not pass for the start of a chain.
-    assert name in complaint(READINGS[engine].decode(encode(event)))
+    assert name in complaint(decode(encode(event)))
 
 
-@pytest.mark.parametrize("engine", READINGS)
-def test_unknown_fields_of_maps_are_ignored(engine: str) -> None:
+def test_unknown_fields_of_maps_are_ignored(decode: Decode) -> None:
     event = stored(newest={"deep": [1, {"er": None}]}, other=b"\xff")
-    assert only(READINGS[engine].decode(encode(event))).hashes == (11, 12)
+    assert only(decode(encode(event))).hashes == (11, 12)
 
 
-@pytest.mark.parametrize("engine", READINGS)
 @pytest.mark.parametrize(
     ("batch", "rank"),
     [
@@ -189,8 +183,8 @@ def test_unknown_fields_of_maps_are_ignored(engine: str) -> None:
     ],
 )
 def test_batches_come_as_array_or_map_with_or_without_a_rank(
-    engine: str, batch: Any, rank: int | None
+    decode: Decode, batch: Any, rank: int | None
 ) -> None:
-    decoded = READINGS[engine].decode(msgspec.msgpack.encode(batch))
+    decoded = decode(msgspec.msgpack.encode(batch))
     assert decoded == EngineBatch(decoded.time_s, rank, ())
     assert decoded.time_s in (1.5, 2.0)

@@ -2,8 +2,6 @@
 
 import asyncio
 import builtins
-import random
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing_extensions import override
 
 from events.feed import feed as module
 from events.feed import intake as intake_module
-from events.feed.feed import HELLO_S, Feed
+from events.feed.feed import HELLO_S
 from events.feed.fleet_view import SLICE_BYTES, SLICE_FACTS, FleetView
 from events.feed.stream import StreamState
 from events.plane import subjects
@@ -43,6 +41,8 @@ from indexer.hashing import HashArray
 from indexer.identity import PrefixHash, Tier, WorkerKey
 from indexer.kernel import NativeIndex
 from indexer.reference import ReferenceIndex
+from tests.events.feed.on_nats import Publisher, a_feed, hearing, published
+from tests.stage.loopback import a_broker
 from tests.stage.nats_server import NatsServer, nats_server
 from tests.stage.waiting import until
 
@@ -108,23 +108,6 @@ class Ear:
     def stream(self, worker: WorkerKey = WORKER) -> tuple[StreamState, str]:
         stream = self.view.sources[worker].stream
         return stream.state, stream.reason
-
-
-def a_feed(
-    broker: Broker, view: FleetView, clock: Callable[[], float], broken: list[BaseException]
-) -> Feed:
-    return Feed(
-        broker,
-        view,
-        fleet="f",
-        replica="r",
-        clock=clock,
-        on_heartbeat=lambda _key, _now_s: None,
-        on_forgotten=lambda _keys, _now_s: None,
-        on_control=lambda _control: None,
-        on_failure=broken.append,
-        rng=random.Random(1),
-    )
 
 
 @pytest.fixture
@@ -423,9 +406,7 @@ async def test_a_slice_has_a_bound_of_facts_however_small_they_are(ear: Ear) -> 
 
 async def test_whatever_a_listener_raises_its_subscription_goes_on(tmp_path: Path) -> None:
     """Control, hello, inflight and report messages of others, on real NATS."""
-    async with nats_server(tmp_path, "") as server:
-        broker = Broker(NatsSettings(), server.url, "router")
-        await broker.connect()
+    async with nats_server(tmp_path, "") as server, a_broker(server.url, "router") as broker:
         heard: list[bytes] = []
         connections: list[bool] = []
 
@@ -450,7 +431,6 @@ async def test_whatever_a_listener_raises_its_subscription_goes_on(tmp_path: Pat
         await broker.publish("control", b"again")
         await until(lambda: heard[-1] == b"again", "the subscription on it")
         assert broker.counts["listener_failed"] == len(RAISED) + 2
-        await broker.close()
 
 
 # --- over real NATS, slower than what comes ---
@@ -501,14 +481,11 @@ async def told_by(
     server: NatsServer, teller: Teller
 ) -> AsyncIterator[tuple[Broker, FleetView, Broker]]:
     """A router's ear and a relay's broker on one server; the ear knows the stream already."""
-    broken: list[BaseException] = []
-    ours, theirs = (Broker(NatsSettings(), server.url, name) for name in ("router", "relay"))
     view = FleetView(NativeIndex(), beat_timeout_s=3.0, forget_s=30.0, workers_max=8)
-    feed = a_feed(ours, view, unix_now, broken)
-    try:
-        await ours.connect()
-        await theirs.connect()
-        await feed.start()
+    async with (
+        hearing(server.url, view) as (ours, _),
+        a_broker(server.url, "relay") as theirs,
+    ):
 
         async def answer(message: Msg) -> None:
             await teller.answer(theirs, message)
@@ -518,11 +495,6 @@ async def told_by(
         await theirs.publish(subjects.facts("f", WORKER), teller.beat())
         await until(lambda: in_step(view, teller), "a live stream")
         yield ours, view, theirs
-    finally:
-        await feed.stop()
-        await ours.close()
-        await theirs.close()
-    assert broken == []
 
 
 def in_step(view: FleetView, teller: Teller) -> bool:
@@ -574,7 +546,10 @@ async def test_a_router_that_the_server_gives_up_on_comes_back_and_recovers(
         ours.on_connection(told.append)
         messages = [teller.store(8000) for _ in range(300)]
         # Synchronous on purpose: the router, on the same loop, reads nothing meanwhile.
-        shout(server.port, subjects.facts("f", WORKER), messages)
+        publisher = Publisher(server.port)
+        publisher.send(*(published(subjects.facts("f", WORKER), one) for one in messages))
+        publisher.taken()
+        publisher.close()
         await until(lambda: "Slow Consumer" in server.log(), "the server to give up on us")
         await until(lambda: told == [False, True], "another connection")
         await until(lambda: theirs.connected, "the relay's connection")
@@ -588,16 +563,3 @@ async def beats(theirs: Broker, teller: Teller) -> None:
     while True:
         await theirs.publish(subjects.facts("f", WORKER), teller.beat())
         await asyncio.sleep(0.2)
-
-
-def shout(port: int, subject: str, messages: list[bytes]) -> None:
-    """Publishes over a connection of its own and returns when the server has taken all."""
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.recv(65536)
-        connection.sendall(b'CONNECT {"verbose":false}\r\n')
-        for message in messages:
-            head = f"PUB {subject} {len(message)}\r\n".encode()
-            connection.sendall(head + message + b"\r\n")
-        connection.sendall(b"PING\r\n")
-        while not connection.recv(65536).endswith(b"PONG\r\n"):
-            pass

@@ -6,7 +6,6 @@ The hostile one writes to the server's socket itself: no client would send what 
 import asyncio
 import inspect
 import random
-import socket
 import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -37,44 +36,16 @@ from events.plane.facts import (
     pack_hashes,
 )
 from events.plane.nats_client import NatsClient
-from events.plane.settings import NatsSettings
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
+from tests.events.feed.on_nats import Publisher, hearing, published
+from tests.stage.loopback import a_broker
 from tests.stage.nats_server import NatsServer, nats_server
 from tests.stage.waiting import until
 
 EPOCH = Epoch(1, 0)
 HOSTILE = WorkerKey("a", 0)
 HONEST = [WorkerKey(name, 0) for name in "bcdef"]
-
-
-class Publisher:
-    """A connection to the server that sends any bytes."""
-
-    def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port))
-        self._socket.recv(1 << 16)
-        self._socket.sendall(b'CONNECT {"verbose":false,"headers":true}\r\n')
-        self.taken()
-
-    def send(self, *messages: bytes) -> None:
-        self._socket.sendall(b"".join(messages))
-
-    def taken(self) -> None:
-        """Returns when the server has taken all."""
-        self._socket.sendall(b"PING\r\n")
-        heard = b""
-        while not heard.endswith(b"PONG\r\n"):
-            heard += self._socket.recv(1 << 16)
-            assert b"-ERR" not in heard
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-def published(subject: bytes | str, payload: bytes) -> bytes:
-    name = subject if isinstance(subject, bytes) else subject.encode()
-    return b"PUB %s %d\r\n%s\r\n" % (name, len(payload), payload)
 
 
 def with_headers(subject: str, headers: bytes, payload: bytes) -> bytes:
@@ -133,38 +104,20 @@ class Ear:
 
 @asynccontextmanager
 async def an_ear(folder: Path) -> AsyncIterator[Ear]:
-    broken: list[BaseException] = []
     connections: list[bool] = []
     controls: list[Control] = []
-    async with nats_server(folder, "") as server:
-        broker = Broker(NatsSettings(), server.url, "router")
-        view = FleetView(NativeIndex(), beat_timeout_s=30.0, forget_s=300.0, workers_max=64)
-        feed = Feed(
-            broker,
-            view,
-            fleet="f",
-            replica="r",
-            clock=unix_now,
-            on_heartbeat=lambda _key, _now_s: None,
-            on_forgotten=lambda _keys, _now_s: None,
-            on_control=controls.append,
-            on_failure=broken.append,
-            rng=random.Random(1),
-        )
+    view = FleetView(NativeIndex(), beat_timeout_s=30.0, forget_s=300.0, workers_max=64)
+    async with (
+        nats_server(folder, "") as server,
+        hearing(server.url, view, controls.append) as (broker, feed),
+    ):
+        broker.on_connection(connections.append)
+        ear = Ear(server, broker, view, feed, connections, controls)
         try:
-            await broker.connect()
-            await feed.start()
-            broker.on_connection(connections.append)
-            ear = Ear(server, broker, view, feed, connections, controls)
-            try:
-                yield ear
-            finally:
-                for publisher in ear.publishers:
-                    publisher.close()
+            yield ear
         finally:
-            await feed.stop()
-            await broker.close()
-    assert broken == []
+            for publisher in ear.publishers:
+                publisher.close()
 
 
 async def beats(publisher: Publisher, *streams: Stream) -> None:
@@ -334,9 +287,7 @@ def test_what_is_overridden_of_nats_py_is_there_and_its_releases_have_a_bound() 
 
 async def test_a_message_of_ours_is_what_nats_py_hands_out(tmp_path: Path) -> None:
     """Requests, answers without responders and plain messages go through our reader."""
-    async with nats_server(tmp_path, "") as server:
-        broker = Broker(NatsSettings(), server.url, "one")
-        await broker.connect()
+    async with nats_server(tmp_path, "") as server, a_broker(server.url, "one") as broker:
         heard: list[bytes] = []
 
         async def answer(message: Msg) -> None:
@@ -350,7 +301,6 @@ async def test_a_message_of_ours_is_what_nats_py_hands_out(tmp_path: Path) -> No
         assert await broker.request("nobody", b"x", 10.0) is None
         await broker.publish("q", large)
         await until(lambda: heard == [b"x", large], "a large message")
-        await broker.close()
 
 
 async def test_no_message_is_missed_as_subscriptions_change(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import pytest
@@ -61,9 +62,17 @@ def then(replicas: Replicas, worker: WorkerKey, time_s: float) -> tuple[int, int
     return replicas.heard(worker, time_s)[1]
 
 
-def told(teller: Teller, loads: dict[WorkerKey, Load], now_s: float) -> bytes:
-    message = teller.message(loads, now_s)
-    assert message is not None
+def told(
+    teller: Teller, loads: dict[WorkerKey, Load], now_s: float, *more: Any, why: str = ""
+) -> bytes:
+    message = teller.message(loads, now_s, *more)
+    assert message is not None, why
+    return message
+
+
+def decoded(payload: bytes) -> Inflight:
+    message = decode_inflight(payload)
+    assert isinstance(message, Inflight)
     return message
 
 
@@ -85,17 +94,14 @@ def test_only_changes_are_told_between_full_messages() -> None:
     loads = {A: Load(), B: Load()}
     loads[A].become(1, 1, 1, 100.0)
     teller = Teller("them", EPOCH)
-    first = decode_inflight(told(teller, loads, 100.0))
-    assert not isinstance(first, Unreadable)
+    first = decoded(told(teller, loads, 100.0))
     assert first.full
     assert teller.message(loads, 100.1) is None
     loads[B].become(2, 2, 2, 100.2)
-    second = decode_inflight(told(teller, loads, 100.2))
-    assert not isinstance(second, Unreadable)
+    second = decoded(told(teller, loads, 100.2))
     assert not second.full
     assert [one.worker_id for one in second.workers] == ["b"]
-    third = decode_inflight(told(teller, loads, 100.0 + FULL_S))
-    assert not isinstance(third, Unreadable)
+    third = decoded(told(teller, loads, 100.0 + FULL_S))
     assert third.full
     assert len(third.workers) == 2
 
@@ -256,8 +262,7 @@ def test_workers_in_a_message_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
         load.become(1, 1, 1, 100.0)
     teller = Teller("them", EPOCH)
     for at_s, count in ((100.0, 10), (100.1, 3)):  # the next one has room for the others
-        message = decode_inflight(told(teller, loads, at_s))
-        assert not isinstance(message, Unreadable)
+        message = decoded(told(teller, loads, at_s))
         assert len(message.workers) == count
         assert teller.untold == 3
     assert teller.message(loads, 100.2) is None
@@ -278,8 +283,7 @@ def test_8192_busy_workers_fit_in_one_full_message_with_fewer_steps_of_each() ->
     teller = Teller("them", EPOCH)
     payload = told(teller, loads, 100.0)
     assert len(payload) <= BYTES_MAX + 1024
-    message = decode_inflight(payload)
-    assert isinstance(message, Inflight)
+    message = decoded(payload)
     assert message.full
     assert len(message.workers) == WORKERS_MAX
     assert not teller.is_cut
@@ -301,12 +305,10 @@ def test_workers_whose_ids_alone_are_too_long_for_one_message_are_told_in_severa
     assert teller.untold > 0
     for payload in payloads:
         assert len(payload) <= BYTES_MAX + 1024
-        message = decode_inflight(payload)
-        assert isinstance(message, Inflight)
+        message = decoded(payload)
         assert not message.full, "a full one would say that the others have nothing"
         replicas.on_message(payload, 100.1)
-    first = decode_inflight(payloads[0])
-    assert isinstance(first, Inflight)
+    first = decoded(payloads[0])
     most = max(load.ours.requests for load in loads.values())
     assert first.workers[0].steps[-1][1] == most, "the most loaded first"
     assert sorted(before) == sorted(
@@ -337,8 +339,7 @@ def test_changes_in_a_message_are_bounded_and_the_last_one_is_of_now() -> None:
         for i in range(1, changes + 1):
             load.become(i, 2 * i, 0, 100.0 + i / 1000)
         payload = told(Teller("them", EPOCH), {A: load}, 101.5)
-        message = decode_inflight(payload)
-        assert not isinstance(message, Unreadable)
+        message = decoded(payload)
         assert STEPS_MAX // 2 < len(message.workers[0].steps) <= STEPS_MAX
         replicas.on_message(payload, 101.5)
         assert now(replicas, A) == Totals(changes, 2 * changes, 0)
@@ -458,27 +459,20 @@ def test_ejections_are_told_as_they_change_and_with_every_message() -> None:
     teller.message({A: load}, 100.0)
     verdict = Verdict(B, 0.75, "refused")
     assert teller.message({A: load}, 100.1, []) is None
-    message = teller.message({A: load}, 100.2, [verdict])
-    assert message is not None
-    replicas.on_message(message, 100.2)
+    replicas.on_message(told(teller, {A: load}, 100.2, [verdict]), 100.2)
     assert replicas.take_verdicts() == ("them", [verdict])
     assert replicas.take_verdicts() is None
     assert teller.message({A: load}, 100.3, [Verdict(B, 0.65, "refused")]) is None
-    message = teller.message({A: load}, 101.3, [verdict])
-    assert message is not None, "a full one"
-    replicas.on_message(message, 101.3)
+    replicas.on_message(told(teller, {A: load}, 101.3, [verdict], why="a full one"), 101.3)
     assert replicas.take_verdicts() == ("them", [verdict])
-    message = teller.message({A: load}, 101.4, [])
-    assert message is not None
-    replicas.on_message(message, 101.4)
+    replicas.on_message(told(teller, {A: load}, 101.4, []), 101.4)
     assert replicas.take_verdicts() == ("them", [])
 
 
 def test_replicas_that_know_no_ejections_read_the_rest_and_are_read() -> None:
     load, teller, replicas = Load(), Teller("them", EPOCH), Replicas("us")
     load.become(1, 10, 160, 99.9)
-    new = teller.message({A: load}, 100.0, [Verdict(B, 1.0, "refused")])
-    assert new is not None
+    new = told(teller, {A: load}, 100.0, [Verdict(B, 1.0, "refused")])
     read = msgspec.msgpack.decode(new, type=_OldInflight)
     assert [(one.worker_id, one.steps[-1][1:]) for one in read.workers] == [("a", (1, 10))]
     old = msgspec.msgpack.encode(read)
@@ -490,10 +484,8 @@ def test_replicas_that_know_no_ejections_read_the_rest_and_are_read() -> None:
 
 def test_ejections_in_one_message_are_bounded() -> None:
     verdicts = [Verdict(WorkerKey(f"w{i}", 0), 1.0, "refused") for i in range(2 * EJECTED_MAX)]
-    message = Teller("them", EPOCH).message({}, 100.0, verdicts)
-    assert message is not None
-    read = decode_inflight(message)
-    assert isinstance(read, Inflight)
+    message = told(Teller("them", EPOCH), {}, 100.0, verdicts)
+    read = decoded(message)
     assert len(read.ejected) == EJECTED_MAX
 
 
@@ -501,8 +493,7 @@ def test_sessions_are_told_once_and_heard_by_who_knows_of_them() -> None:
     teller, replicas = Teller("them", EPOCH), Replicas("us")
     assert teller.message({}, 100.0) is not None, "a full one"
     moved = [Moved(1, A), Moved((1 << 64) - 1, B), Moved(3, A)]
-    message = teller.message({}, 100.1, (), moved)
-    assert message is not None, "they are news by themselves"
+    message = told(teller, {}, 100.1, (), moved, why="they are news by themselves")
     replicas.on_message(message, 100.1)
     assert replicas.take_moved() == moved
     assert replicas.take_moved() == []
@@ -516,21 +507,18 @@ def test_sessions_are_told_once_and_heard_by_who_knows_of_them() -> None:
 
 def test_a_session_takes_twelve_bytes_of_a_message() -> None:
     moved = [Moved((1 << 63) + i, (A, B)[i % 2]) for i in range(SESSIONS_MAX)]
-    message = Teller("them", EPOCH).message({}, 100.0, (), moved)
-    assert message is not None
+    message = told(Teller("them", EPOCH), {}, 100.0, (), moved)
     assert len(message) < 12 * SESSIONS_MAX + 200
-    read = decode_inflight(message)
-    assert isinstance(read, Inflight)
+    read = decoded(message)
     assert len(read.sessions) == SESSIONS_MAX
 
 
 @pytest.mark.parametrize("bad", [[[1, 1]], [[-1, 0]], [[1, -1]], [[0, 0]] * (SESSIONS_MAX + 1)])
 def test_sessions_of_no_worker_are_refused(bad: object) -> None:
-    message = Teller("them", EPOCH).message({}, 100.0, (), [Moved(1, A)])
-    assert message is not None
-    told = msgspec.msgpack.decode(message)
-    assert isinstance(decode_inflight(msgspec.msgpack.encode(told)), Inflight)
-    told["sessions"] = bad
-    read = decode_inflight(msgspec.msgpack.encode(told))
+    message = told(Teller("them", EPOCH), {}, 100.0, (), [Moved(1, A)])
+    fields = msgspec.msgpack.decode(message)
+    assert isinstance(decode_inflight(msgspec.msgpack.encode(fields)), Inflight)
+    fields["sessions"] = bad
+    read = decode_inflight(msgspec.msgpack.encode(fields))
     assert isinstance(read, Unreadable)
     assert read.reason == "malformed"

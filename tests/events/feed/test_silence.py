@@ -3,12 +3,7 @@
 import pytest
 
 from events.feed.stream import StreamState
-from events.plane.facts import (
-    VERSION,
-    Beat,
-    Heartbeat,
-    encode,
-)
+from events.plane.facts import VERSION, Beat, Heartbeat, encode
 from indexer.identity import WorkerKey
 from tests.events.feed.view_fleet import FORGET_S, NEXT, NOW, OLD, Fleet, key
 

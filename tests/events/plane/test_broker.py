@@ -17,6 +17,7 @@ from events.plane.broker import Broker
 from events.plane.nats_wire import Frames
 from events.plane.settings import NatsSettings
 from router.cluster.children.nats_server import NatsChild
+from tests.stage.loopback import a_nats
 from tests.stage.nats_server import nats_server
 from tests.stage.proxy import Proxy, proxy_to
 from tests.stage.tcp import tcp_server
@@ -35,16 +36,6 @@ class Ear:
 
     async def __call__(self, message: Msg) -> None:
         self.heard.append(message.data)
-
-
-@asynccontextmanager
-async def a_nats() -> AsyncIterator[NatsChild]:
-    nats = NatsChild()
-    await nats.start()
-    try:
-        yield nats
-    finally:
-        await nats.stop()
 
 
 @asynccontextmanager

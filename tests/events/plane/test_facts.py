@@ -87,6 +87,18 @@ def facts_with(*facts: Any, **changes: Any) -> bytes:
     return msgspec.msgpack.encode(message | {"facts": list(facts)} | changes)
 
 
+def changed(message: Any, changes: dict[str, Any]) -> bytes:
+    """A message with other fields than the encoder would give it."""
+    return msgspec.msgpack.encode(msgspec.msgpack.decode(encode(message)) | changes)
+
+
+def refused(kind: Any, payload: bytes) -> str:
+    """Why these bytes are no such message."""
+    found = decode(kind, payload)
+    assert isinstance(found, Unreadable)
+    return found.reason
+
+
 def dropped_by(payload: bytes) -> list[str]:
     message, dropped = decode_stream(payload)
     assert message is None
@@ -154,10 +166,8 @@ def test_unknown_fields_are_ignored_everywhere() -> None:
         if "facts" in fields:
             fields["facts"][0]["new"] = "field"
         assert decode_stream(msgspec.msgpack.encode(fields)) == (message, ())
-    fields = msgspec.msgpack.decode(encode(HEARTBEAT)) | {"new": 1}
-    assert decode(Heartbeat, msgspec.msgpack.encode(fields)) == HEARTBEAT
-    fields = msgspec.msgpack.decode(encode(CHUNK)) | {"new": 1}
-    assert decode(SnapshotChunk, msgspec.msgpack.encode(fields)) == CHUNK
+    assert decode(Heartbeat, changed(HEARTBEAT, {"new": 1})) == HEARTBEAT
+    assert decode(SnapshotChunk, changed(CHUNK, {"new": 1})) == CHUNK
 
 
 def test_an_unknown_kind_of_message_is_counted() -> None:
@@ -289,20 +299,16 @@ def test_a_message_has_a_number_of_facts(extra: int) -> None:
 def test_a_heartbeat_has_bounds_to_each_text_and_list(
     longest: dict[str, Any], too_long: dict[str, Any]
 ) -> None:
-    fields = msgspec.msgpack.decode(encode(HEARTBEAT))
-    assert isinstance(decode(Heartbeat, msgspec.msgpack.encode(fields | longest)), Heartbeat)
-    found = decode(Heartbeat, msgspec.msgpack.encode(fields | too_long))
-    assert isinstance(found, Unreadable)
-    assert found.reason == "malformed"
+    assert isinstance(decode(Heartbeat, changed(HEARTBEAT, longest)), Heartbeat)
+    assert refused(Heartbeat, changed(HEARTBEAT, too_long)) == "malformed"
 
 
 def test_a_heartbeat_has_a_size() -> None:
-    fields = msgspec.msgpack.decode(encode(HEARTBEAT))
-    fits = msgspec.msgpack.encode(fields | {"lora_names": ["a" * 1000] * 125})
+    fits = changed(HEARTBEAT, {"lora_names": ["a" * 1000] * 125})
     assert HEARTBEAT_BYTES_MAX - 6000 < len(fits) <= HEARTBEAT_BYTES_MAX
     assert isinstance(decode(Heartbeat, fits), Heartbeat)
-    found = decode(Heartbeat, msgspec.msgpack.encode(fields | {"lora_names": ["a" * 1000] * 135}))
-    assert found == Unreadable("too_large", found.detail)
+    more = changed(HEARTBEAT, {"lora_names": ["a" * 1000] * 135})
+    assert refused(Heartbeat, more) == "too_large"
 
 
 def test_an_answer_has_a_size_and_numbers_of_facts_and_messages() -> None:
@@ -311,13 +317,9 @@ def test_an_answer_has_a_size_and_numbers_of_facts_and_messages() -> None:
         fits = SnapshotChunk(VERSION, EPOCH, 7, 0, 2, facts, messages)
         assert decode(SnapshotChunk, encode(fits)) == fits
         more = SnapshotChunk(VERSION, EPOCH, 7, 0, 2, facts + facts[:1], messages + messages[:1])
-        found = decode(SnapshotChunk, encode(more))
-        assert isinstance(found, Unreadable)
-        assert found.reason == "malformed"
+        assert refused(SnapshotChunk, encode(more)) == "malformed"
     large = SnapshotChunk(VERSION, EPOCH, 7, 0, 2, [], [bytes(MESSAGE_BYTES_MAX)])
-    found = decode(SnapshotChunk, encode(large))
-    assert isinstance(found, Unreadable)
-    assert found.reason == "too_large"
+    assert refused(SnapshotChunk, encode(large)) == "too_large"
 
 
 def test_a_command_has_bounds_too() -> None:
@@ -328,12 +330,10 @@ def test_a_command_has_bounds_too() -> None:
         Control(VERSION, "i", "drain", "w" * 1025),
         Control(VERSION, "i", "d" * 1025, "w"),
     ):
-        found = decode(Control, encode(more))
-        assert isinstance(found, Unreadable)
-        assert found.reason == "malformed"
+        assert refused(Control, encode(more)) == "malformed"
     found = decode(Control, bytes(MESSAGE_BYTES_MAX + 1))
     assert found == Unreadable("too_large", f"{MESSAGE_BYTES_MAX + 1} bytes")
-    assert isinstance(decode(Control, b"\xc1"), Unreadable)
+    assert refused(Control, b"\xc1") == "malformed"
 
 
 def test_a_heartbeat_that_routers_could_not_read_is_not_encoded() -> None:
@@ -365,10 +365,7 @@ def test_a_heartbeat_that_routers_could_not_read_is_not_encoded() -> None:
     ],
 )
 def test_an_implausible_heartbeat_is_dropped(changes: dict[str, Any]) -> None:
-    fields = msgspec.msgpack.decode(encode(HEARTBEAT)) | changes
-    dropped = decode(Heartbeat, msgspec.msgpack.encode(fields))
-    assert isinstance(dropped, Unreadable)
-    assert dropped.reason == "malformed"
+    assert refused(Heartbeat, changed(HEARTBEAT, changes)) == "malformed"
 
 
 @pytest.mark.parametrize(
@@ -385,8 +382,7 @@ def test_an_implausible_heartbeat_is_dropped(changes: dict[str, Any]) -> None:
     ],
 )
 def test_an_implausible_chunk_is_dropped(changes: dict[str, Any]) -> None:
-    fields = msgspec.msgpack.decode(encode(CHUNK)) | changes
-    assert isinstance(decode(SnapshotChunk, msgspec.msgpack.encode(fields)), Unreadable)
+    assert refused(SnapshotChunk, changed(CHUNK, changes)) == "malformed"
 
 
 @pytest.mark.parametrize(
@@ -407,8 +403,10 @@ def test_an_implausible_chunk_is_dropped(changes: dict[str, Any]) -> None:
     ],
 )
 def test_an_implausible_snapshot_request_is_dropped(changes: dict[str, Any]) -> None:
-    fields = {"v": 1, "chunk": 0} | changes
-    assert isinstance(decode(SnapshotRequest, msgspec.msgpack.encode(fields)), Unreadable)
+    assert refused(SnapshotRequest, changed(SnapshotRequest(), changes)) in (
+        "malformed",
+        "too_large",
+    )
 
 
 anything = st.recursive(
@@ -440,8 +438,7 @@ def test_a_message_cut_anywhere_is_dropped(message: Any) -> None:
     for length in range(len(whole)):
         cut = whole[:length]
         assert dropped_by(cut) == ["malformed"]
-        assert isinstance(decode(Heartbeat, cut), Unreadable)
-        assert isinstance(decode(SnapshotChunk, cut), Unreadable)
+        assert refused(Heartbeat, cut) == refused(SnapshotChunk, cut) == "malformed"
 
 
 @pytest.mark.parametrize("message", [FACTS, BEAT, HEARTBEAT, CHUNK])
@@ -467,7 +464,7 @@ FIELDS = ["kind", "v", "epoch", "seq", "facts", "time_s", "blocks", "digest", "c
     changes=st.dictionaries(st.sampled_from([*FIELDS, "as_of", "messages", "running"]), anything),
 )
 def test_fields_of_any_type_never_raise(base: Any, changes: dict[str, Any]) -> None:
-    decode_all(msgspec.msgpack.encode(msgspec.msgpack.decode(encode(base)) | changes))
+    decode_all(changed(base, changes))
 
 
 def decode_all(payload: bytes) -> None:
@@ -556,9 +553,7 @@ def test_a_worker_id_is_as_long_as_a_relay_may_be_told_at_most() -> None:
 def test_facts_of_unknown_kinds_cost_no_exception_each(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = [{"kind": "frozen", "n": i} for i in range(FACTS_IN_MESSAGE_MAX - 1)]
     facts.append({"kind": "cleared"})
-    payload = msgspec.msgpack.encode(
-        {"kind": "facts", "v": 9, "epoch": [1, 2], "seq": 1, "facts": facts, "time_s": 1.0}
-    )
+    payload = facts_with(*facts, v=9)
     decoder = mock.Mock(wraps=module._fact_decoder)
     monkeypatch.setattr(module, "_fact_decoder", decoder)
     message, dropped = decode_stream(payload)

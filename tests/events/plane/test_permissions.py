@@ -1,8 +1,7 @@
 """What relays and routers may do over NATS, and what a relay's start-up probe sees."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 
@@ -22,9 +21,9 @@ from events.plane.permissions import (
     refused,
     server_config,
 )
-from events.plane.settings import NatsSettings
 from indexer.identity import WorkerKey
 from router.app.offline.nats_permissions import nats_permissions
+from tests.stage.loopback import a_broker
 from tests.stage.nats_server import nats_server
 from tests.stage.waiting import repeated, until
 
@@ -37,14 +36,8 @@ def passwords(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"{name}_PASSWORD", "secret")
 
 
-@asynccontextmanager
-async def user_of(url: str, user: str) -> AsyncIterator[Broker]:
-    broker = Broker(NatsSettings(user=user, password="secret"), url, user)
-    await broker.connect()
-    try:
-        yield broker
-    finally:
-        await broker.close()
+def user_of(url: str, user: str) -> AbstractAsyncContextManager[Broker]:
+    return a_broker(url, user, user=user, password="secret")
 
 
 def test_the_rights_are_those_of_the_page() -> None:

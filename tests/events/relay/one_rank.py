@@ -150,10 +150,16 @@ class Life:
         return self.messages[-1]
 
 
-def following(count: int = 3, has_replay: bool = True) -> Engine:
-    """An engine heard from its first word on; so many messages are applied."""
+def started(has_replay: bool = True) -> Engine:
+    """An engine that has said nothing yet; with a replay socket, its answer is awaited."""
     engine = Engine(has_replay)
     engine.start()
+    return engine
+
+
+def following(count: int = 3, has_replay: bool = True) -> Engine:
+    """An engine heard from its first word on; so many messages are applied."""
+    engine = started(has_replay)
     if has_replay:
         engine.replay()
     for seq in range(count):

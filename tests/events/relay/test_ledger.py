@@ -1,4 +1,4 @@
-"""Copies in, first arrivals and last departures out."""
+"""Copies in, first arrivals and last departures out: what test_ledger_multiset.py does not draw."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,7 @@ import pytest
 from events.engines.events import BlocksCleared, BlocksRemoved, BlocksStored
 from events.feed.fleet_view import FleetView
 from events.plane.facts import Epoch
-from events.relay.ledger import (
-    COPIES_MAX,
-    Gone,
-    Ledger,
-    Placed,
-    Wiped,
-    canonical_block_size,
-)
+from events.relay.ledger import COPIES_MAX, Gone, Ledger, Placed, Wiped, canonical_block_size
 from events.relay.outbox import Outbox
 from indexer.hashing import (
     MultimodalItem,
@@ -111,90 +104,6 @@ def test_a_batch_that_empties_the_ledger_and_clears_it_is_a_wipe() -> None:
     assert ledger.apply(removed([11]), BlocksCleared()) == []
 
 
-def test_the_second_copy_and_the_first_removal_say_nothing() -> None:
-    ledger = Ledger()
-    ledger.apply(stored([11, 12], [1, 2]))
-    assert ledger.apply(stored([12], [2], parent=11)) == []
-    assert ledger.apply(removed([12])) == []
-    assert ledger.apply(removed([12])) == [Gone(DEVICE, prefixes_of([1, 2])[1:])]
-    assert ledger.apply(removed([12])) == []
-    assert ledger.dropped["unknown_removal"] == 1
-
-
-def test_a_parent_may_go_before_its_child_and_the_child_still_counts() -> None:
-    ledger = Ledger()
-    whole = prefixes_of([1, 2, 3, 4])
-    ledger.apply(stored([11, 12, 13], [1, 2, 3]))
-    assert ledger.apply(removed([11, 12])) == [Gone(DEVICE, whole[:2])]
-    assert ledger.apply(stored([14], [4], parent=13)) == [Placed(DEVICE, whole[2], whole[3:])]
-    assert ledger.apply(stored([12], [2], parent=11)) == []
-    assert ledger.dropped["unknown_parent"] == 1
-    assert ledger.apply(stored([11, 12], [1, 2])) == [Placed(DEVICE, None, whole[:2])]
-
-
-def test_a_chain_whose_parent_is_unknown_is_left_out_and_counted() -> None:
-    ledger = Ledger()
-    assert ledger.apply(stored([12, 13], [2, 3], parent=11)) == []
-    assert ledger.apply(removed([12])) == []
-    assert ledger.dropped == {"unknown_parent": 2, "unknown_removal": 1}
-    assert len(ledger) == 0
-
-
-def test_engines_with_other_hashes_for_the_same_tokens_agree() -> None:
-    numbers, digests = Ledger(), Ledger()
-    names = [bytes([i]) * 32 for i in range(3)]
-    for ledger, chain in ((numbers, [7, 8, 9]), (digests, names)):
-        ledger.apply(stored(chain, [1, 2, 3]))
-    assert held(numbers) == held(digests)
-    assert numbers.digest() == digests.digest() != 0
-
-
-def test_the_same_tokens_under_two_hashes_are_held_until_both_are_gone() -> None:
-    ledger = Ledger()
-    ledger.apply(stored([11, 12], [1, 2]))
-    assert ledger.apply(stored([21, 22], [1, 2])) == []
-    assert ledger.apply(removed([12, 21])) == []
-    assert ledger.apply(removed([11])) == [Gone(DEVICE, prefixes_of([1]))]
-    assert ledger.apply(removed([22])) == [Gone(DEVICE, prefixes_of([1, 2])[1:])]
-
-
-def test_clearing_wipes_every_tier_once() -> None:
-    ledger = Ledger()
-    ledger.apply(stored([11], [1]))
-    ledger.apply(offloaded([11]))
-    assert ledger.apply(BlocksCleared()) == [Wiped()]
-    assert ledger.apply(BlocksCleared()) == []
-    assert (ledger.count(), ledger.digest(), len(ledger)) == (0, 0, 0)
-    assert ledger.apply(removed([11])) == []
-
-
-def test_a_host_copy_outlives_the_device_copy() -> None:
-    ledger = Ledger()
-    whole = prefixes_of([1, 2])
-    ledger.apply(stored([11], [1]))
-    assert ledger.apply(offloaded([11])) == [Placed(HOST, None, whole[:1])]
-    assert ledger.apply(removed([11])) == [Gone(DEVICE, whole[:1])]
-    assert ledger.apply(stored([12], [2], parent=11)) == [Placed(DEVICE, whole[0], whole[1:])]
-    assert ledger.apply(removed([11], "CPU")) == [Gone(HOST, whole[:1])]
-    assert ledger.apply(stored([12], [2], parent=11)) == []
-    assert ledger.dropped["unknown_parent"] == 1
-
-
-def test_a_removal_from_one_medium_takes_nothing_from_another() -> None:
-    ledger = Ledger()
-    ledger.apply(stored([11], [1]))
-    assert ledger.apply(removed([11], "CPU")) == []
-    assert ledger.dropped["unknown_removal"] == 1
-    assert ledger.count() == 1
-
-
-def test_an_offload_of_an_unknown_block_is_left_out_and_counted() -> None:
-    ledger = Ledger()
-    ledger.apply(stored([11], [1]))
-    assert ledger.apply(offloaded([99, 11])) == [Placed(HOST, None, prefixes_of([1]))]
-    assert ledger.dropped["unresolved"] == 1
-
-
 @pytest.mark.parametrize(
     ("medium", "tier"),
     [
@@ -242,16 +151,6 @@ def test_only_full_attention_groups_count_and_their_removals_too() -> None:
     assert ledger.apply(removed([12, 11], group=1)) == []
     assert ledger.dropped["other_group"] == 2
     assert ledger.apply(removed([12], group=0)) == [Gone(DEVICE, prefixes_of([1, 2])[1:])]
-
-
-def test_a_block_is_held_while_any_full_attention_group_has_it() -> None:
-    ledger = Ledger()
-    ledger.apply(stored([11], [1], group=0))
-    assert ledger.apply(stored([11], [1], group=2)) == []
-    assert ledger.apply(removed([11], group=0)) == []
-    assert ledger.apply(removed([11], group=0)) == []
-    assert ledger.dropped["unknown_removal"] == 1
-    assert ledger.apply(removed([11], group=2)) == [Gone(DEVICE, prefixes_of([1]))]
 
 
 def test_groups_beyond_the_bound_are_counted_and_left_out() -> None:
@@ -314,18 +213,6 @@ def test_the_cap_of_one_tier_spills_into_no_other() -> None:
         ledger.apply(stored([11], [1], group=1))
         ledger.apply(stored([11], [1], group=1, medium="CPU"))
     assert held(ledger) == {DEVICE: set(prefixes_of([1])), HOST: set(prefixes_of([1])), DISK: set()}
-
-
-@pytest.mark.parametrize(("lora", "salt"), [("ad", None), (None, "tenant"), ("ad", "tenant")])
-def test_lora_and_salt_are_carried_along_the_chain(lora: str | None, salt: str | None) -> None:
-    ledger = Ledger()
-    whole = prefixes_of([1, 2, 3], seed=hash_seed(lora or "", salt or ""))
-    ledger.apply(stored([11, 12], [1, 2], lora_name=lora, cache_salt=salt))
-    # A salt is told with the first block only; a LoRA's name with each.
-    changes = ledger.apply(stored([13], [3], parent=12, lora_name=lora))
-    assert changes == [Placed(DEVICE, whole[1], whole[2:])]
-    assert held(ledger)[DEVICE] == set(whole)
-    assert not set(whole) & set(prefixes_of([1, 2, 3]))
 
 
 def test_the_items_of_a_block_are_part_of_its_name() -> None:
@@ -407,59 +294,6 @@ def test_a_block_of_another_size_is_counted() -> None:
 
 
 # --- split and merged ---
-
-
-def test_a_split_block_places_all_its_canonical_blocks() -> None:
-    ledger = Ledger(16)
-    whole = prefixes_of([1, 2], size=64)
-    assert ledger.apply(stored([11], [1], size=64)) == [Placed(DEVICE, None, whole[:4])]
-    assert ledger.apply(stored([12], [2], parent=11, size=64)) == [
-        Placed(DEVICE, whole[3], whole[4:])
-    ]
-    assert ledger.apply(removed([12])) == [Gone(DEVICE, whole[:3:-1])]
-
-
-def test_a_merged_block_is_held_while_all_its_pages_are() -> None:
-    ledger = Ledger()
-    whole = prefixes_of([1, 2, 3, 4, 5], size=4)
-    assert ledger.apply(stored([1, 2, 3], [1, 2, 3], size=4)) == []
-    assert ledger.apply(stored([4, 5], [4, 5], parent=3, size=4)) == [Placed(DEVICE, None, whole)]
-    assert ledger.apply(removed([2])) == [Gone(DEVICE, whole)]
-    assert ledger.apply(removed([1])) == []
-    assert ledger.apply(stored([1], [1], size=4)) == []
-    assert ledger.apply(stored([2], [2], parent=1, size=4)) == [Placed(DEVICE, None, whole)]
-
-
-def test_pages_on_two_tiers_make_no_block_on_either() -> None:
-    ledger = Ledger()
-    ledger.apply(stored([1, 2], [1, 2], size=8))
-    ledger.apply(offloaded([1, 2]))
-    ledger.apply(removed([1]))
-    ledger.apply(removed([2], "CPU"))
-    assert ledger.count() == 0
-    assert len(ledger) == 2
-
-
-def test_chains_that_branch_inside_a_block_share_its_pages() -> None:
-    ledger = Ledger()
-    left, right = prefixes_of([1, 2], size=8), prefixes_of([1, 3], size=8)
-    ledger.apply(stored([1, 2], [1, 2], size=8))
-    assert ledger.apply(stored([3], [3], parent=1, size=8)) == [Placed(DEVICE, None, right)]
-    gone = ledger.apply(removed([1]))
-    assert gone == [Gone(DEVICE, [*left, *right])]
-    assert ledger.apply(removed([2])) == []
-    assert ledger.apply(stored([1], [1], size=8)) == [Placed(DEVICE, None, right)]
-
-
-def test_a_page_is_forgotten_with_the_last_page_that_counts_on_it() -> None:
-    ledger = Ledger()
-    ledger.apply(stored([1, 2, 3, 4, 5], [1, 2, 3, 4, 5], size=4))
-    ledger.apply(removed([1, 2, 3]))
-    assert len(ledger) == 5  # 4 is held, and needs the three before it
-    ledger.apply(removed([4]))
-    assert len(ledger) == 1
-    ledger.apply(removed([5]))
-    assert len(ledger) == 0
 
 
 def test_pages_that_come_and_go_leave_nothing_with_their_neighbours() -> None:

@@ -20,9 +20,7 @@ from events.relay.ledger import (
     Wiped,
     canonical_block_size,
 )
-from indexer.hashing import (
-    hash_seed,
-)
+from indexer.hashing import hash_seed
 from indexer.identity import EngineHash, Tier
 from indexer.index import mix_digest
 from tests.events.relay.test_ledger import held, prefixes_of, removed, tokens_of
@@ -66,6 +64,8 @@ class Multiset:
         self.canonical = canonical
         self.pages = max(1, canonical // size)
         self.copies: Counter[tuple[Node, Tier, int | None]] = Counter()
+        self.dropped: Counter[str] = Counter()
+        """What the ledger is to count, in its own words."""
         self._names: dict[Node, EngineHash] = {}
         self._prefixes: dict[Node, list[int]] = {}
 
@@ -182,16 +182,17 @@ def test_what_was_reported_is_what_a_multiset_of_copies_holds(
             oracle.copies.clear()
         elif what == "again":
             changes, ledger = [], again(ledger, wanted)
-        elif what == "store":
-            nodes = range_of(leaf, 0 if first % 3 else first, count, len(leaf.path))
+            oracle.dropped.clear()
+        elif what in ("store", "strand"):  # from the root, or somewhere in a chain
+            if what == "store":
+                nodes = range_of(leaf, 0 if first % 3 else first, count, len(leaf.path))
+            else:
+                nodes = range_of(leaf, first, count, 3)
             changes = ledger.apply(store_of(oracle, nodes, tier, group))
             if nodes[0].parent is None or nodes[0].parent in known:
                 oracle.copies.update((node, tier, group) for node in nodes)
-        elif what == "strand":  # a store somewhere in a chain, known parent or not
-            nodes = range_of(leaf, first, count, 3)
-            changes = ledger.apply(store_of(oracle, nodes, tier, group))
-            if nodes[0].parent is None or nodes[0].parent in known:
-                oracle.copies.update((node, tier, group) for node in nodes)
+            else:
+                oracle.dropped["unknown_parent"] += len(nodes)
         elif what == "offload":
             nodes = range_of(leaf, first, count, len(leaf.path))
             names = [oracle.name(node) for node in nodes]
@@ -199,6 +200,7 @@ def test_what_was_reported_is_what_a_multiset_of_copies_holds(
                 BlocksStored(tuple(names), None, (), 0, medium=MEDIUMS[tier], group=group)
             )
             oracle.copies.update((node, tier, group) for node in nodes if node in known)
+            oracle.dropped["unresolved"] += sum(node not in known for node in nodes)
         else:
             nodes = range_of(leaf, first, count, 1 + len(leaf.path) // 2)[::-1]
             names = [oracle.name(node) for node in nodes]
@@ -206,6 +208,8 @@ def test_what_was_reported_is_what_a_multiset_of_copies_holds(
             for node in nodes:
                 if oracle.copies[node, tier, group]:
                     oracle.copies[node, tier, group] -= 1
+                else:
+                    oracle.dropped["unknown_removal"] += 1
         for key, copies in oracle.copies.items():
             oracle.copies[key] = min(copies, COPIES_MAX)
 
@@ -214,6 +218,7 @@ def test_what_was_reported_is_what_a_multiset_of_copies_holds(
         assert len(ledger) == len(oracle.known())
         assert ledger.count() == sum(map(len, reported.values()))
         assert ledger.digest() == mix_digest(*(xor_of(reported[one]) for one in Tier))
+        assert +ledger.dropped == +oracle.dropped
 
 
 def again(ledger: Ledger, wanted: int | None) -> Ledger:

@@ -91,16 +91,6 @@ def test_changes_gather_into_one_message_that_tells_when_the_first_was_read() ->
     assert (message.seq, message.time_s) == (2, 7.0)
 
 
-def test_a_long_chain_is_cut_and_each_part_goes_on_after_the_one_before() -> None:
-    outbox = Outbox(EPOCH, message_bytes=200)
-    change = placed(100, 50, parent=99)
-    messages = outbox.add([change], 1.0) + outbox.flush()
-    assert len(messages) > 2
-    decoded = read(messages)
-    assert [message.seq for message in decoded] == list(range(1, len(messages) + 1))
-    assert flat_facts(decoded) == flat_changes([change])
-
-
 change = st.one_of(
     st.builds(
         placed,

@@ -1,11 +1,7 @@
 """One engine rank as its relay follows it: its sequence, gaps, replays, restarts."""
 
-from unittest import mock
-
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from events.plane.facts import (
     Beat,
@@ -16,30 +12,21 @@ from events.plane.facts import (
     SnapshotRequest,
     decode_stream,
 )
-from events.relay import rank as rank_module
 from events.relay.ledger import COPIES_MAX
-from events.relay.rank import (
-    CATCH_UP_BYTES,
-    HELD_BYTES_MAX,
-    HELD_MESSAGES_MAX,
-    EngineState,
-    Rank,
-)
-from indexer.identity import Tier
+from events.relay.rank import HELD_BYTES_MAX, HELD_MESSAGES_MAX, EngineState, Rank
 from tests.events.relay.one_rank import (
     CLEARED,
     EPOCH,
     NOW_S,
     SAID_S,
     Engine,
-    Life,
-    Message,
     batch,
     epochs_of,
     facts_of,
     following,
     long,
     removed,
+    started,
     stored,
 )
 
@@ -75,8 +62,7 @@ def test_with_a_replay_socket_live_messages_wait_for_its_answer() -> None:
 
 
 def test_an_engine_that_said_nothing_yet_is_complete() -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     engine.replay()
     assert engine.complete()
     engine.hear(0)
@@ -84,8 +70,7 @@ def test_an_engine_that_said_nothing_yet_is_complete() -> None:
 
 
 def test_a_replay_that_has_lost_the_beginning_is_partial() -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     engine.replay(5, 6)
     assert (engine.held(), engine.complete()) == (2, False)
     engine.hear(7)
@@ -93,31 +78,27 @@ def test_a_replay_that_has_lost_the_beginning_is_partial() -> None:
 
 
 def test_a_replay_that_was_cut_off_is_not_taken_for_all() -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     engine.replay(0, 1, ended=False)
     assert (engine.held(), engine.complete()) == (2, False)
     assert engine.rank.counts["replay_cut_off"] == 1
 
 
 def test_a_replay_cut_off_before_what_waited_empties_the_ledger() -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     engine.hear(5)
     engine.replay(0, 1, ended=False)
     assert (engine.held(), engine.complete()) == (1, False)
 
 
 def test_a_hole_in_a_replay_empties_the_ledger() -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     engine.replay(0, 1, 3, 4)
     assert (engine.held(), engine.complete()) == (2, False)
 
 
 def test_a_gap_before_anything_was_heard_is_asked_for_from_the_start() -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     engine.replay(ended=False)  # a socket that doesn't answer
     assert engine.hear(4) == [0]
     engine.replay(0, 1, 2, 3, 4)
@@ -125,8 +106,7 @@ def test_a_gap_before_anything_was_heard_is_asked_for_from_the_start() -> None:
 
 
 def test_a_replay_socket_that_never_answers_costs_completeness_and_no_more() -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     engine.replay(ended=False)
     engine.hear(4)
     engine.replay(ended=False)
@@ -164,8 +144,7 @@ def test_another_connection_after_which_nothing_is_missing_changes_nothing() -> 
 
 
 def test_the_connection_to_an_engine_that_was_not_there_is_a_start() -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     engine.replay(ended=False)
     assert not engine.complete()
     assert engine.perform(engine.rank.on_reconnected()) == [0]
@@ -174,8 +153,7 @@ def test_the_connection_to_an_engine_that_was_not_there_is_a_start() -> None:
 
 
 def test_a_connection_changes_nothing_while_a_replay_is_awaited_or_without_its_socket() -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     assert engine.rank.on_reconnected() == []
     assert following(3, has_replay=False).rank.on_reconnected() == []
 
@@ -211,8 +189,7 @@ def test_what_was_applied_is_not_applied_again() -> None:
 
 
 def test_what_waits_is_bounded_in_messages() -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     payload = batch()
     for seq in range(HELD_MESSAGES_MAX + 5):
         engine.hear(seq, payload)
@@ -223,8 +200,7 @@ def test_what_waits_is_bounded_in_messages() -> None:
 
 
 def test_what_waits_is_bounded_in_bytes() -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     payload = bytes(HELD_BYTES_MAX // 8)
     for seq in range(12):
         engine.hear(seq, payload)
@@ -289,8 +265,7 @@ def test_an_engine_that_restarts_while_we_heal_is_another_life() -> None:
 
 
 def test_an_engine_that_restarts_while_we_start_is_healed_from_the_start() -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     engine.hear(7)
     assert engine.hear(3, stored(53, life=1)) == [0]
     engine.replay(*((seq, stored(50 + seq, life=1)) for seq in range(4)))
@@ -326,8 +301,7 @@ def test_numbers_count_from_1_in_each_life() -> None:
 
 
 def test_live_messages_that_a_replay_overtook_are_no_restart() -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     engine.replay(0, 1, 2)
     assert engine.hear(1) == engine.hear(2) == []
     assert (engine.held(), engine.rank.engine_restarts) == (3, 0)
@@ -346,16 +320,14 @@ def test_live_messages_that_a_healing_replay_overtook_are_no_restart() -> None:
 
 
 def test_another_life_is_no_message_that_was_overtaken() -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     engine.replay(0, 1, 2)
     engine.hear(0, stored(50, life=1))
     assert (engine.held(), engine.rank.engine_restarts) == (1, 1)
 
 
 def test_once_the_publisher_has_caught_up_nothing_is_overtaken() -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     engine.replay(0, 1, 2)
     engine.hear(3)
     engine.hear(2)
@@ -420,8 +392,7 @@ def test_an_engine_whose_clock_is_ahead_has_one_life() -> None:
 
 
 def test_what_waited_of_a_process_that_is_gone_is_not_mixed_with_the_next() -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     engine.hear(0)
     engine.hear(1)
     engine.now_s = NOW_S + 60
@@ -461,8 +432,7 @@ def test_what_the_last_life_said_does_not_go_on_where_the_replay_of_the_next_one
 
 
 def test_what_the_last_life_said_may_come_while_the_next_ones_replay_is_applied() -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     first, second = long(0), said_at(SAID_S + 60, 1)
     engine.begin_replay((0, first), (1, second))
     assert engine.rank.state is CATCHING_UP
@@ -472,8 +442,7 @@ def test_what_the_last_life_said_may_come_while_the_next_ones_replay_is_applied(
 
 
 def test_what_a_clock_that_was_set_back_made_us_leave_out_is_healed() -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     engine.hear(2, said_at(SAID_S - 60, 2))
     engine.replay(0, 1)
     assert (engine.held(), engine.complete()) == (2, True)
@@ -549,81 +518,3 @@ def test_an_answer_speaks_of_the_state_after_the_last_message() -> None:
 def test_an_unknown_engine_is_our_own_mistake() -> None:
     with pytest.raises(KeyError):
         Rank("abacus", EPOCH, has_replay=False)
-
-
-# --- a bad wire between engine and relay ---
-
-
-@settings(derandomize=True, deadline=None, max_examples=400, database=None)
-@given(
-    steps=st.lists(
-        st.tuples(
-            st.sampled_from(["say"] * 6 + ["answer", "answer", "part", "part", "restart"]),
-            st.booleans(),
-            st.integers(0, 7),
-        ),
-        max_size=60,
-    ),
-    lost=st.lists(st.booleans(), max_size=60),
-    overtakes=st.integers(0, 3),
-    has_replay=st.booleans(),
-    part_bytes=st.sampled_from([1, CATCH_UP_BYTES]),
-)
-def test_what_is_told_is_never_more_than_the_engine_holds(
-    steps: list[tuple[str, bool, int]],
-    lost: list[bool],
-    overtakes: int,
-    has_replay: bool,
-    part_bytes: int,
-) -> None:
-    with mock.patch.object(rank_module, "CATCH_UP_BYTES", part_bytes):
-        follow_a_bad_wire(steps, lost, overtakes, has_replay)
-
-
-def follow_a_bad_wire(
-    steps: list[tuple[str, bool, int]], lost: list[bool], overtakes: int, has_replay: bool
-) -> None:
-    engine = Engine(has_replay)
-    asked = list(engine.start())
-    life = Life(0)
-    under_way: list[Message] = []
-    for what, flag, block in steps:
-        engine.now_s += 1
-        if what == "say":
-            message = life.say(flag, block)
-            if not (lost.pop() if lost else False):
-                under_way.append(message)
-            while len(under_way) > overtakes:
-                asked += engine.hear(*under_way.pop(0))
-        elif what == "answer" and asked:
-            parts = life.messages[asked[-1] :]
-            ended = flag or block > 2
-            asked = []  # a later question took the place of earlier ones
-            parts = parts if ended else parts[: len(parts) // 2]
-            asked += engine.begin_replay(*parts, ended=ended)
-        elif what == "part":
-            asked += engine.perform(engine.rank.catch_up(engine.now_s))
-        elif what == "restart":
-            life = Life(life.number + 1)
-            under_way.clear()
-            asked += engine.perform(engine.rank.on_process_start(engine.now_s, engine.now_s))
-    lost.clear()
-    for _ in range(3):  # quiet: all that is asked for is answered, all that is said arrives
-        engine.now_s += 1
-        for message in under_way:
-            asked += engine.hear(*message)
-        under_way.clear()
-        asked += engine.catch_up()
-        while asked:
-            parts = life.messages[asked[-1] :]
-            asked = engine.replay(*parts)
-        under_way.append(life.say(False, 9))
-    assert engine.rank.engine_restarts <= life.number
-    told = engine.complete()
-    truth = life.held[-2]  # the last word is still under way
-    assert engine.held() <= len(truth)
-    names = {name for name in truth if name in engine.rank.ledger}
-    if told:
-        assert names == truth
-    assert engine.held() == len(names) == len(engine.rank.ledger)
-    assert {tier for tier, hashes in engine.rank.ledger.placements() if hashes} <= {Tier.DEVICE}

@@ -12,6 +12,7 @@ from tests.events.relay.one_rank import (
     following,
     long,
     removed,
+    started,
     stored,
 )
 
@@ -20,16 +21,14 @@ STARTING, HEALING, CATCHING_UP, FOLLOWING = EngineState
 
 def catching_up(count: int) -> Engine:
     """An engine whose replay has come: so many messages, the first of which is applied."""
-    engine = Engine()
-    engine.start()
+    engine = started()
     engine.begin_replay((0, long(0)), *range(1, count))
     assert (engine.rank.state, engine.held()) == (CATCHING_UP, 1)
     return engine
 
 
 def test_a_part_is_bounded_and_takes_a_message_at_least() -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     engine.begin_replay(*((seq, long(seq)) for seq in range(4)))
     for held in range(1, 5):
         assert (engine.held(), engine.rank.state) == (held, CATCHING_UP)
@@ -39,8 +38,7 @@ def test_a_part_is_bounded_and_takes_a_message_at_least() -> None:
 
 
 def test_a_part_of_empty_messages_is_bounded_too() -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     most = CATCH_UP_BYTES // MESSAGE_BYTES
     engine.begin_replay(*((seq, b"") for seq in range(4 * most)))
     assert engine.rank._next_seq == most
@@ -96,8 +94,7 @@ def test_an_engine_that_restarts_while_we_catch_up_is_another_life() -> None:
 
 @pytest.mark.parametrize("waited", [0, 3])
 def test_another_life_shows_by_a_number_that_a_replay_brought_too(waited: int) -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     for seq in range(3, 3 + waited):
         engine.hear(seq)
     engine.begin_replay((0, long(0)), *range(1, 8))

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 import pytest
@@ -27,6 +27,27 @@ class Wired:
         self.relay = relay
         self.replay = replay
         self.shell = relay._shells[0]
+
+    async def asked(self) -> bytes:
+        """Has the rank ask for a replay from its beginning; who asks."""
+        self.relay._perform(self.shell, self.shell.rank.start())
+        asker, *question = await self.replay.recv_multipart()
+        assert question == [b"", bytes(8)]
+        return asker
+
+    async def replayed(self, *answers: Sequence[bytes]) -> None:
+        """A replay of these messages, from the question to its end. Each is a number and a batch;
+        the end has a third part."""
+        asker = await self.asked()
+        for answer in answers:
+            await self.replay.send_multipart([asker, b"", *answer])
+        await self.over()
+
+    async def over(self) -> None:
+        """Waits until the relay waits for no replay."""
+        assert self.shell.replaying is not None
+        async with asyncio.timeout(60):
+            await asyncio.wait([self.shell.replaying])
 
 
 @pytest.fixture
@@ -53,10 +74,7 @@ async def wired() -> AsyncIterator[Wired]:
     assert not relay.failures
 
 
-async def until_done(task: asyncio.Task[None] | None) -> None:
-    assert task is not None
-    async with asyncio.timeout(60):
-        await asyncio.wait([task])
+END = (b"", b"\xff" * 8, b"")
 
 
 async def test_what_waits_for_the_broker_is_bounded_and_counted(wired: Wired) -> None:
@@ -67,12 +85,10 @@ async def test_what_waits_for_the_broker_is_bounded_and_counted(wired: Wired) ->
 
 
 async def test_a_replay_that_is_answered_ends_the_healing(wired: Wired) -> None:
-    wired.relay._perform(wired.shell, wired.shell.rank.start())
+    asker = await wired.asked()
     assert wired.shell.rank.state is EngineState.HEALING
-    asker, *question = await wired.replay.recv_multipart()
-    assert question == [b"", bytes(8)]
-    await wired.replay.send_multipart([asker, b"", b"", b"\xff" * 8, b""])
-    await until_done(wired.shell.replaying)
+    await wired.replay.send_multipart([asker, b"", *END])
+    await wired.over()
     assert wired.shell.rank.state is EngineState.FOLLOWING
     assert wired.shell.rank.complete
     assert wired.shell.replaying is None
@@ -88,10 +104,7 @@ async def test_a_snapshot_request_for_a_negative_chunk_is_counted_and_not_answer
 
 async def test_log_lines_show_no_internals(wired: Wired, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    wired.relay._perform(wired.shell, wired.shell.rank.start())
-    asker, *_ = await wired.replay.recv_multipart()
-    await wired.replay.send_multipart([asker, b"", b"\xff" * 8, b""])
-    await until_done(wired.shell.replaying)
+    await wired.replayed((b"\xff" * 8, b""))
     assert "0 batches replayed; the stream is complete" in caplog.text
     assert "<" not in caplog.text
 
@@ -100,11 +113,7 @@ async def test_a_replay_socket_that_talks_nonsense_ends_the_healing_too(
     wired: Wired, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_sockets, "REPLAY_MESSAGES_MAX", 20)
-    wired.relay._perform(wired.shell, wired.shell.rank.start())
-    asker, *_ = await wired.replay.recv_multipart()
-    for _ in range(20):
-        await wired.replay.send_multipart([asker, b"", b"chatter", b""])
-    await until_done(wired.shell.replaying)
+    await wired.replayed(*[(b"chatter", b"")] * 20)
     assert wired.shell.rank.state is EngineState.FOLLOWING
     assert not wired.shell.rank.complete
     assert wired.relay.counts["malformed_frame"] == 20
@@ -115,7 +124,7 @@ async def test_a_replay_socket_that_falls_silent_ends_the_healing_too(
 ) -> None:
     monkeypatch.setattr(engine_sockets, "REPLAY_QUIET_S", 0.01)
     wired.relay._perform(wired.shell, wired.shell.rank.start())
-    await until_done(wired.shell.replaying)
+    await wired.over()
     assert wired.shell.rank.state is EngineState.FOLLOWING
     assert wired.relay.counts["replay_timeout"] == 1
 
@@ -125,13 +134,12 @@ async def test_a_question_that_is_lost_is_asked_again(
 ) -> None:
     monkeypatch.setattr(engine_sockets, "REPLAY_QUESTIONS", 1_000)
     monkeypatch.setattr(engine_sockets, "REPLAY_QUIET_S", 0.01)
-    wired.relay._perform(wired.shell, wired.shell.rank.start())
-    await wired.replay.recv_multipart()  # not answered
+    await wired.asked()  # not answered
     asker, *question = await wired.replay.recv_multipart()
     assert question == [b"", bytes(8)]
     monkeypatch.setattr(engine_sockets, "REPLAY_QUIET_S", 10.0)
-    await wired.replay.send_multipart([asker, b"", b"", b"\xff" * 8, b""])
-    await until_done(wired.shell.replaying)
+    await wired.replay.send_multipart([asker, b"", *END])
+    await wired.over()
     assert wired.shell.rank.complete
     assert wired.relay.counts["replay_timeout"] == 0
 
@@ -140,22 +148,17 @@ async def test_a_replay_that_is_too_large_is_cut_off_and_leaves_the_stream_parti
     wired: Wired, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_sockets, "REPLAY_BYTES_MAX", 1000)
-    wired.relay._perform(wired.shell, wired.shell.rank.start())
-    asker, *_ = await wired.replay.recv_multipart()
-    for seq in range(20):
-        await wired.replay.send_multipart([asker, b"", seq.to_bytes(8, "big"), bytes(100)])
-    await until_done(wired.shell.replaying)
+    await wired.replayed(*((seq.to_bytes(8, "big"), bytes(100)) for seq in range(20)))
     assert wired.relay.counts["replay_too_large"] == 1
     assert wired.shell.rank.state is EngineState.FOLLOWING
     assert not wired.shell.rank.complete
 
 
 async def test_the_loop_turns_between_the_parts_of_a_long_replay(wired: Wired) -> None:
-    wired.relay._perform(wired.shell, wired.shell.rank.start())
-    asker, *_ = await wired.replay.recv_multipart()
+    asker = await wired.asked()
     for seq in range(20):
         await wired.replay.send_multipart([asker, b"", seq.to_bytes(8, "big"), long(seq)])
-    await wired.replay.send_multipart([asker, b"", b"", b"\xff" * 8, b""])
+    await wired.replay.send_multipart([asker, b"", *END])
     turns = Counter[int]()
     async with asyncio.timeout(60):
         while wired.shell.rank.state is not EngineState.FOLLOWING:

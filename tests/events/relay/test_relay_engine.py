@@ -21,15 +21,20 @@ from events.relay.engine_pages import HEALTH_S
 from events.relay.rank import EngineState
 from events.relay.relay import Relay
 from tests.events.relay.one_rank import stored
-from tests.stage.waiting import free_port, until
+from tests.stage.waiting import free_port, repeated, until
 from tests.stage.wire import Wire
 
-METRICS = "".join(
-    f'vllm:num_requests_running{{engine="{rank}",model_name="m"}} {rank + 1}\n'
-    f'vllm:num_requests_waiting{{engine="{rank}",model_name="m"}} 0\n'
-    for rank in range(4)
-)
-ONE_RANK = "\n".join(METRICS.splitlines()[:2]) + "\n"
+
+def page_of(first: int, ranks: int) -> str:
+    """The metrics of a node whose engine numbers its ranks from `first` on."""
+    return "".join(
+        f'vllm:num_requests_running{{engine="{first + rank}",model_name="m"}} {rank + 1}\n'
+        f'vllm:num_requests_waiting{{engine="{first + rank}",model_name="m"}} 0\n'
+        for rank in range(ranks)
+    )
+
+
+FOUR_RANKS, ONE_RANK = page_of(0, 4), page_of(0, 1)
 
 
 class Engine:
@@ -100,20 +105,29 @@ class Engine:
         await self.relay.start()
         return self.relay
 
-    def last(self) -> Heartbeat | None:
-        heartbeats = self.wire.heartbeats("w")
-        return heartbeats[-1] if heartbeats else None
+    async def heard(self, wanted: Callable[[Heartbeat], object], told: str) -> Heartbeat:
+        """The worker's heartbeat, once it is such a one."""
+        await until(lambda: any(map(wanted, self.wire.heartbeats("w")[-1:])), told)
+        return self.last()
 
-    def is_healthy(self) -> bool:
-        last = self.last()
-        return last is not None and last.healthy
+    def last(self) -> Heartbeat:
+        return self.wire.heartbeats("w")[-1]
 
     async def relay_says(self, *, healthy: bool) -> None:
-        await until(lambda: self.is_healthy() is healthy, f"a heartbeat with healthy={healthy}")
+        await self.heard(lambda one: one.healthy is healthy, f"a heartbeat with healthy={healthy}")
+
+    async def warned(self, words: str, told: str = "a warning") -> Heartbeat:
+        return await self.heard(lambda one: words in "\n".join(one.warnings), told)
 
     def warnings(self) -> str:
-        last = self.last()
-        return "" if last is None else "\n".join(last.warnings)
+        heartbeats = self.wire.heartbeats("w")
+        return "\n".join(heartbeats[-1].warnings) if heartbeats else ""
+
+
+@pytest.fixture
+def seldom_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes, comes for its own reason."""
+    monkeypatch.setattr(stream_publisher, "BEAT_S", 60.0)
 
 
 @pytest.fixture
@@ -132,19 +146,19 @@ async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
 
 async def test_load_is_read_while_the_identity_hangs(engine: Engine) -> None:
     relay = await engine.follow()
-    await until(engine.is_healthy, "an answer")
+    await engine.relay_says(healthy=True)
     engine.pages["/v1/models"] = engine.hangs
     await until(lambda: engine.asked[-4:] == ["/metrics"] * 4, "the identity to hang")
     engine.now_s += 10 * HEALTH_S
     await until(lambda: relay._pages.answered_at_s == engine.now_s, "load to count as an answer")
-    await until(engine.is_healthy, "a healthy heartbeat")
+    await engine.relay_says(healthy=True)
 
 
 async def test_an_identity_that_is_told_counts_as_an_answer_while_load_hangs(
     engine: Engine,
 ) -> None:
     relay = await engine.follow()
-    await until(engine.is_healthy, "an answer")
+    await engine.relay_says(healthy=True)
     engine.pages["/metrics"] = engine.hangs
     await until(lambda: "/metrics" not in engine.asked[-9:], "the load to hang")
     engine.now_s += 10 * HEALTH_S
@@ -156,19 +170,14 @@ async def test_a_bootstrap_server_that_hangs_costs_nothing(engine: Engine) -> No
     await engine.follow(
         kv_connector="MooncakeConnector", bootstrap_host="127.0.0.1", bootstrap_port=engine.port
     )
-
-    def is_known() -> bool:
-        last = engine.last()
-        return last is not None and (last.model, last.running, last.healthy) == ("m", 1, True)
-
-    await until(is_known, "identity and load")
+    await engine.heard(
+        lambda one: (one.model, one.running, one.healthy) == ("m", 1, True), "identity and load"
+    )
     assert "/query" in engine.asked
 
 
-async def test_a_refused_connection_and_the_next_answer_are_told_at_once(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream_publisher, "BEAT_S", 60.0)  # what comes, comes for its own reason
+@pytest.mark.usefixtures("seldom_beats")
+async def test_a_refused_connection_and_the_next_answer_are_told_at_once(engine: Engine) -> None:
     engine.page_s = PAGE_S
     await engine.follow()
     await engine.relay_says(healthy=True)
@@ -179,45 +188,34 @@ async def test_a_refused_connection_and_the_next_answer_are_told_at_once(
     await engine.relay_says(healthy=True)
 
 
-async def test_each_sample_of_the_load_makes_a_heartbeat(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream_publisher, "BEAT_S", 60.0)  # what comes, comes for its own reason
+@pytest.mark.usefixtures("seldom_beats")
+async def test_each_sample_of_the_load_makes_a_heartbeat(engine: Engine) -> None:
     await engine.follow()
     await engine.relay_says(healthy=True)
     for _ in range(3):
         engine.now_s += 1.0
-
-        def is_new() -> bool:
-            last = engine.last()
-            return last is not None and last.sampled_at_s == last.sent_at_s == engine.now_s
-
-        await until(is_new, "a heartbeat with a new sample")
+        await engine.heard(
+            lambda one: one.sampled_at_s == one.sent_at_s == engine.now_s, "a new sample"
+        )
 
 
+@pytest.mark.usefixtures("seldom_beats")
 async def test_until_its_first_probe_has_ended_an_engine_counts_as_not_probed(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine,
 ) -> None:
-    monkeypatch.setattr(stream_publisher, "BEAT_S", 60.0)  # what comes, comes for its own reason
     engine.pages = dict.fromkeys(engine.pages, engine.hangs)
     await engine.follow()
-    await until(engine.last, "a heartbeat")
-    first = engine.last()
-    assert first is not None
+    first = await engine.heard(lambda _: True, "a heartbeat")
     assert (first.healthy, first.probed) == (False, False)
     engine.hanging.set()  # pages without a word
-    await until(lambda: engine.last() != first, "the end of the first probe")
-    last = engine.last()
-    assert last is not None
+    last = await engine.heard(lambda one: one != first, "the end of the first probe")
     assert (last.healthy, last.probed) == (False, True)
 
 
 async def test_ranks_that_are_not_as_configured_are_a_warning(engine: Engine) -> None:
-    engine.pages["/metrics"] = engine.says(web.Response, text=METRICS)
+    engine.pages["/metrics"] = engine.says(web.Response, text=FOUR_RANKS)
     await engine.follow()
-    await until(lambda: "4 data-parallel ranks" in engine.warnings(), "a warning")
-    last = engine.last()
-    assert last is not None
+    last = await engine.warned("4 data-parallel ranks")
     assert last.warning_codes == ("ranks",)
     engine.pages["/metrics"] = engine.says(web.Response, text=ONE_RANK)
     await until(lambda: not engine.warnings(), "no warning")
@@ -226,15 +224,16 @@ async def test_ranks_that_are_not_as_configured_are_a_warning(engine: Engine) ->
 async def test_events_of_another_rank_are_a_warning(
     engine: Engine, publisher: "Publisher", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine.pages["/metrics"] = engine.says(web.Response, text=METRICS)
+    engine.pages["/metrics"] = engine.says(web.Response, text=FOUR_RANKS)
     port = int(publisher.events.rpartition(":")[2])
     monkeypatch.setattr(module, "rank_endpoint", lambda *_: f"tcp://127.0.0.1:{port}")
     relay = await engine.follow(events=publisher.events, ranks=4)
     batch = msgspec.msgpack.encode([0.0, [], 2])
-    async with asyncio.timeout(60):
-        while any(shell.rank.engine_rank is None for shell in relay._shells):
-            await publisher.publish(payload=batch)
-            await asyncio.sleep(0.005)
+    await repeated(
+        lambda: publisher.publish(payload=batch),
+        lambda: all(shell.rank.engine_rank is not None for shell in relay._shells),
+        "every rank's number",
+    )
 
     def warned(rank: int) -> bool:
         heartbeats = engine.wire.heartbeats("w", rank)
@@ -243,15 +242,6 @@ async def test_events_of_another_rank_are_a_warning(
     for rank in (0, 1, 3):
         await until(lambda r=rank: warned(r), f"a warning of rank {rank}")  # type: ignore[misc]
     assert not warned(2)
-
-
-def page_of(first: int, ranks: int) -> str:
-    """The metrics of a node whose engine numbers its ranks from `first` on."""
-    return "".join(
-        f'vllm:num_requests_running{{engine="{first + rank}",model_name="m"}} {rank + 1}\n'
-        f'vllm:num_requests_waiting{{engine="{first + rank}",model_name="m"}} 0\n'
-        for rank in range(ranks)
-    )
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -268,10 +258,11 @@ async def test_the_ranks_of_a_groups_second_node_are_its_own_from_0_on(
     )
     batch = msgspec.msgpack.encode([0.0, [], first + heard])
     shell = relay._shells[heard]
-    async with asyncio.timeout(60):
-        while shell.rank.engine_rank is None:
-            await publisher.publish(payload=batch)
-            await asyncio.sleep(0.005)
+    await repeated(
+        lambda: publisher.publish(payload=batch),
+        lambda: shell.rank.engine_rank is not None,
+        "the rank's number",
+    )
 
     def running() -> list[int]:
         beats = [engine.wire.heartbeats("w", rank) for rank in range(ranks)]
@@ -288,13 +279,13 @@ async def test_ranks_that_are_numbered_from_another_on_are_a_warning_with_the_nu
 ) -> None:
     engine.pages["/metrics"] = engine.says(web.Response, text=page_of(8, 4))
     await engine.follow(ranks=4)
-    await until(lambda: "numbers its ranks from 8 on, and first_rank is 0" in engine.warnings(), "")
+    await engine.warned("numbers its ranks from 8 on, and first_rank is 0")
 
 
 async def test_a_single_rank_has_its_load_whatever_its_number(engine: Engine) -> None:
     engine.pages["/metrics"] = engine.says(web.Response, text=page_of(3, 1))
     await engine.follow()
-    await until(lambda: (last := engine.last()) and last.running == 1, "the load")
+    await engine.heard(lambda one: one.running == 1, "the load")
     assert not engine.warnings()
 
 
@@ -323,8 +314,7 @@ async def test_own_numbers_are_in_the_heartbeats_of_their_ranks_while_the_engine
     await until(engine.warnings, "a page without a load")
     engine.now_s += HEALTH_S
     await until(lambda: said() == [{}, {}], "none that is old, of an engine that lives")
-    assert (last := engine.last())
-    assert last.healthy
+    assert engine.last().healthy
 
 
 async def test_an_engine_with_a_feed_of_loads_has_its_own_numbers_by_its_pages(
@@ -337,9 +327,7 @@ async def test_an_engine_with_a_feed_of_loads_has_its_own_numbers_by_its_pages(
     feed = f"tcp://127.0.0.1:{free_port()}"
     await engine.follow({"room_celsius": "room"}, engine="sglang", load=feed)
     said = {"room_celsius": 21.0}
-    await until(lambda: (last := engine.last()) and last.own_numbers == said, "its number")
-    last = engine.last()
-    assert last is not None
+    last = await engine.heard(lambda one: one.own_numbers == said, "its number")
     assert last.running == 0, "its load is the feed's, which has said nothing"
 
 
@@ -348,7 +336,7 @@ async def test_redirects_are_told_and_not_followed(engine: Engine) -> None:
     for path in ("/v1/models", "/metrics", "/v1/completions"):
         engine.pages[path] = engine.says(web.Response, status=307, headers={"Location": to})
     await engine.follow(warm=True)
-    await until(lambda: "answered with a redirect to" in engine.warnings(), "a warning")
+    await engine.warned("answered with a redirect to")
     assert "name the engine's own address" in engine.warnings()
     assert "hunter2" not in engine.warnings()
     await engine.wire.say("kvroute.v1.f.warm.w.0", encode(Warm(id="1", tokens=bytes(4))), "us")
@@ -382,25 +370,24 @@ async def test_an_engine_that_sleeps_is_said_to_and_holds_no_blocks(
     position, blocks = shell.rank.position, len(shell.rank.ledger)
     assert blocks
 
-    def state() -> tuple[bool, bool] | None:
-        last = engine.last()
-        return last and (last.healthy, last.asleep)
+    async def becomes(healthy: bool, asleep: bool, told: str) -> None:
+        await engine.heard(lambda one: (one.healthy, one.asleep) == (healthy, asleep), told)
 
     engine.pages["/metrics"] = engine.says(web.Response, text=sleep_page(level))
-    await until(lambda: state() == (False, True), "a heartbeat of a sleeping engine")
+    await becomes(False, True, "a heartbeat of a sleeping engine")
     await until(lambda: not len(shell.rank.ledger), "its blocks to be forgotten")
     assert shell.rank.complete
     assert shell.rank.position != position, "the saved ledger, too"
     shell.rank.on_message(1, stored(2), 0.0)  # was under way as it fell asleep
     await until(lambda: not len(shell.rank.ledger), "a late block to be forgotten")
     engine.pages["/metrics"] = engine.says(web.Response, text=sleep_page(None))
-    await until(lambda: state() == (True, False), "a heartbeat of an engine that is awake")
+    await becomes(True, False, "a heartbeat of an engine that is awake")
     shell.rank.on_message(2, stored(3), 0.0)
     asked = len(engine.asked)
     await until(lambda: len(engine.asked) > asked + 8, "further pages")
     assert len(shell.rank.ledger)
     await engine.leave()  # as a pod that is deleted while it sleeps
-    await until(lambda: state() == (False, False), "a heartbeat of an engine that is gone")
+    await becomes(False, False, "a heartbeat of an engine that is gone")
 
 
 async def test_an_engine_that_sleeps_at_level_0_keeps_its_blocks(engine: Engine) -> None:
@@ -411,13 +398,11 @@ async def test_an_engine_that_sleeps_at_level_0_keeps_its_blocks(engine: Engine)
     shell.rank.on_message(0, stored(1), 0.0)
     blocks = len(shell.rank.ledger)
     engine.pages["/metrics"] = engine.says(web.Response, text=sleep_page(0))
-    await until(lambda: (last := engine.last()) and last.asleep, "a heartbeat of its sleep")
+    await engine.heard(lambda one: one.asleep, "a heartbeat of its sleep")
     asked = len(engine.asked)
     await until(lambda: len(engine.asked) > asked + 8, "further pages")
     assert len(shell.rank.ledger) == blocks > 0
-    last = engine.last()
-    assert last is not None
-    assert not last.healthy
+    assert not engine.last().healthy
 
 
 async def test_its_models_are_read_at_once_on_request_and_the_rest_seldom(
@@ -431,7 +416,7 @@ async def test_its_models_are_read_at_once_on_request_and_the_rest_seldom(
     loras = [{"id": "m"}, {"id": "l", "parent": "m"}]
     engine.pages["/v1/models"] = engine.says(web.json_response, {"data": loras})
     relay.look_at_models()
-    await until(lambda: (last := engine.last()) and last.lora_names == ("l",), "the LoRA")
+    await engine.heard(lambda one: one.lora_names == ("l",), "the LoRA")
     for _ in range(100):  # as many 404 as there are requests
         relay.look_at_models()
     asked = engine.asked.count("/metrics")
@@ -461,7 +446,7 @@ async def test_a_page_that_says_nothing_is_requested_ever_more_seldom(
 
     await until(lambda: len(after(0.08)) >= 2, "the longest interval")
     assert after(0.02)[:4] == [0.02, 0.04, 0.08, 0.08]
-    await until(lambda: "lacks vllm:num_requests_running" in engine.warnings(), "the reason")
+    await engine.warned("lacks vllm:num_requests_running")
     engine.pages["/metrics"] = engine.says(web.Response, text=ONE_RANK)
     await until(lambda: not engine.warnings(), "a page with its load")
     rest = len(waits)
@@ -477,10 +462,8 @@ async def test_a_configured_model_is_served_without_a_list_of_models(
     engine.pages["/metrics"] = engine.says(web.Response, status=status)
     await engine.follow(model="mine")
     await engine.relay_says(healthy=True)
-    last = engine.last()
-    assert last is not None
-    assert last.model == "mine"
-    await until(lambda: f"status {status}" in engine.warnings(), "the reason")
+    assert engine.last().model == "mine"
+    await engine.warned(f"status {status}")
     assert ("it needs its API key: set engines.api_key_file" in engine.warnings()) == (
         status != 404
     )
@@ -492,8 +475,8 @@ async def test_without_a_configured_model_an_engine_that_lists_none_serves_none(
     for path in ("/v1/models", "/metrics"):
         engine.pages[path] = engine.says(web.Response, status=401)
     await engine.follow()
-    await until(lambda: "status 401" in engine.warnings(), "the reason")
-    assert not engine.is_healthy()
+    last = await engine.warned("status 401")
+    assert not last.healthy
 
 
 async def test_a_prefix_that_is_taken_back_at_once_frees_its_place(engine: Engine) -> None:
@@ -519,10 +502,8 @@ async def test_passwords_are_in_the_address_and_nowhere_else(
     engine.pages["/metrics"] = engine.says(web.Response, status=500)
     address = f"http://user:hunter2@127.0.0.1:{engine.port}"
     await engine.follow(address=address, metrics=address + "/x:y", events="tcp://user:hunter2@h:1")
-    await until(lambda: "the engine's HTTP" in engine.warnings(), "a warning of the probe")
-    await until(lambda: "fails at events" in engine.warnings(), "a warning of the events")
-    last = engine.last()
-    assert last is not None
+    await engine.warned("the engine's HTTP", "a warning of the probe")
+    last = await engine.warned("fails at events", "a warning of the events")
     assert last.address == address
     assert "hunter2" not in engine.warnings()
     assert "hunter2" not in caplog.text
@@ -593,17 +574,16 @@ async def test_a_frame_over_the_bound_costs_its_connection_and_another_is_made(
 
     async def heard_after(first: int) -> None:
         publisher.sequence = first
-        async with asyncio.timeout(60):
-            while rank._next_seq <= first:
-                await publisher.publish(1000)
-                await asyncio.sleep(0.005)
+        await repeated(
+            lambda: publisher.publish(1000), lambda: rank._next_seq > first, "what is published"
+        )
 
     await heard_after(10)
     assert not relay.failures
     await publisher.publish(1001)
     await until(lambda: relay.failures["events"], "the connection to be given up")
     await heard_after(1_000_000)
-    await until(lambda: "more than 1000 bytes" in engine.warnings(), "a warning")
+    await engine.warned("more than 1000 bytes")
 
 
 async def test_a_publisher_that_comes_back_is_followed_by_the_same_socket(
@@ -640,12 +620,5 @@ async def test_blocks_that_no_page_has_are_those_of_the_settings(
     sizes = 'vllm:cache_config_info{engine="0",block_size="32"} 1\n'
     engine.pages["/metrics"] = engine.says(web.Response, text=ONE_RANK + sizes)
     await engine.follow(total_blocks=total_blocks, block_size=16)
-
-    def is_known() -> bool:
-        last = engine.last()
-        return last is not None and last.block_size == 16
-
-    await until(is_known, "the block size")
-    last = engine.last()
-    assert last is not None
+    last = await engine.heard(lambda one: one.block_size == 16, "the block size")
     assert last.total_blocks == (None if total_blocks is None else 200)

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -180,6 +181,17 @@ def breaking(error: Exception, times: int = 3) -> Callable[..., None]:
     return raises
 
 
+def failing_first(whole: Callable[..., Any], error: Exception, times: int = 3) -> Any:
+    """A function that raises so many times, and then does what the whole one does."""
+    breaks = breaking(error, times)
+
+    def fails(*args: object, **about: object) -> object:
+        breaks()
+        return whole(*args, **about)
+
+    return fails
+
+
 @errors
 async def test_a_probe_that_raises_is_retried(
     pair: Pair, error: Exception, monkeypatch: pytest.MonkeyPatch
@@ -243,13 +255,8 @@ async def test_a_heartbeat_that_cannot_be_made_is_a_bare_one_with_a_warning(
     pair: Pair, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     relay = pair.relay(pair.settings)
-    whole, breaks = relay._heartbeats.heartbeat, breaking(error)
-
-    def heartbeat(*args: object) -> Heartbeat:
-        breaks()
-        return whole(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(relay._heartbeats, "heartbeat", heartbeat)
+    whole = relay._heartbeats.heartbeat
+    monkeypatch.setattr(relay._heartbeats, "heartbeat", failing_first(whole, error))
     await relay.start()
     last = await pair.warned("heartbeat")
     assert last.address == pair.settings.address
@@ -264,13 +271,7 @@ async def test_a_beat_that_fails_comes_after_a_pause(
 ) -> None:
     relay = pair.relay(pair.settings)
     rank = relay._shells[0].rank
-    beat, breaks = rank.beat, breaking(error)
-
-    def beats(now_s: float) -> object:
-        breaks()
-        return beat(now_s)
-
-    monkeypatch.setattr(rank, "beat", beats)
+    monkeypatch.setattr(rank, "beat", failing_first(rank.beat, error))
     await relay.start()
     await pair.warned("beats")
     assert relay.failures == {"beats": 3}

@@ -19,6 +19,7 @@ from tests.events.relay.one_rank import (
     epochs_of,
     following,
     removed,
+    started,
     stored,
 )
 
@@ -39,6 +40,13 @@ def born(kept: bytes | None, has_replay: bool = True) -> Engine:
     engine.now_s = NOW_S + 1.0
     if kept is not None:
         engine.rank.resume(*unpack(SOURCE, kept))
+    return engine
+
+
+def started_again(before: Engine, has_replay: bool = True) -> Engine:
+    """The next life of the relay, started with what this one kept."""
+    engine = born(kept_by(before), has_replay)
+    engine.start()
     return engine
 
 
@@ -66,8 +74,7 @@ def test_a_saved_ledger_is_believed_when_its_last_message_is_still_there() -> No
 
 
 def test_nothing_of_a_saved_ledger_is_told_before_it_is_believed() -> None:
-    engine = born(kept_by(following(5)))
-    engine.start()
+    engine = started_again(following(5))
     engine.hear(6)
     _, chunk = engine.rank.answer(SnapshotRequest(), engine.now_s)
     assert (chunk.facts, chunk.complete) == ([], False)
@@ -76,8 +83,7 @@ def test_nothing_of_a_saved_ledger_is_told_before_it_is_believed() -> None:
 
 
 def test_what_was_kept_begins_an_epoch_that_routers_have_to_ask_about() -> None:
-    engine = born(kept_by(following(5)))
-    engine.start()
+    engine = started_again(following(5))
     engine.rank.beat(engine.now_s)
     before = len(engine.sent)
     engine.replay(4)
@@ -95,8 +101,7 @@ def test_what_was_kept_begins_an_epoch_that_routers_have_to_ask_about() -> None:
 
 
 def test_live_messages_wait_for_the_proof_and_follow_it() -> None:
-    engine = born(kept_by(following(5)))
-    engine.start()
+    engine = started_again(following(5))
     engine.hear(6)
     engine.hear(7)
     assert engine.replay(4, 5, 6) == []
@@ -104,11 +109,9 @@ def test_live_messages_wait_for_the_proof_and_follow_it() -> None:
 
 
 def test_a_partial_map_stays_partial_until_the_engine_clears() -> None:
-    before = Engine(has_replay=True)
-    before.start()
+    before = started()
     before.replay(5, 6)  # the beginning was gone
-    engine = born(kept_by(before))
-    engine.start()
+    engine = started_again(before)
     engine.replay(6, 7)
     assert (engine.held(), engine.complete(), resumed(engine)) == (3, False, (1, 0))
     engine.hear(8, CLEARED)
@@ -127,8 +130,7 @@ OTHER = [(seq, stored(50 + seq, life=1)) for seq in range(9)]
 def test_a_replay_that_does_not_bear_a_map_out_is_asked_for_from_the_start(
     answer: list[Message],
 ) -> None:
-    engine = born(kept_by(following(5)))
-    engine.start()
+    engine = started_again(following(5))
     assert engine.begin_replay(*answer) == [0]
     assert (engine.held(), resumed(engine)) == (0, (0, 1))
     engine.replay(*OTHER)
@@ -136,8 +138,7 @@ def test_a_replay_that_does_not_bear_a_map_out_is_asked_for_from_the_start(
 
 
 def test_a_replay_socket_that_does_not_answer_bears_nothing_out() -> None:
-    engine = born(kept_by(following(5)))
-    engine.start()
+    engine = started_again(following(5))
     assert engine.replay(ended=False) == [0]
     engine.replay(ended=False)
     assert (engine.held(), engine.complete(), resumed(engine)) == (0, False, (0, 1))
@@ -147,8 +148,7 @@ def test_a_replay_socket_that_does_not_answer_bears_nothing_out() -> None:
 
 
 def test_a_replay_cut_off_after_the_proof_leaves_a_gap_that_is_healed() -> None:
-    engine = born(kept_by(following(5)))
-    engine.start()
+    engine = started_again(following(5))
     engine.replay(4, 5, ended=False)
     assert (engine.held(), engine.complete()) == (6, True)
     assert engine.hear(8) == [5]
@@ -157,8 +157,7 @@ def test_a_replay_cut_off_after_the_proof_leaves_a_gap_that_is_healed() -> None:
 
 
 def test_an_engine_that_restarts_while_the_proof_is_under_way_ends_the_matter() -> None:
-    engine = born(kept_by(following(5)))
-    engine.start()
+    engine = started_again(following(5))
     engine.hear(6)
     engine.hear(0, OTHER[0][1])
     assert (engine.held(), engine.complete(), resumed(engine)) == (1, True, (0, 1))
@@ -170,8 +169,7 @@ def test_what_waits_is_applied_in_parts_after_a_proof_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rank_module, "CATCH_UP_BYTES", 1)
-    engine = born(kept_by(following(5)))
-    engine.start()
+    engine = started_again(following(5))
     engine.begin_replay(*range(4, 9))
     assert (engine.rank.state, engine.held()) == (EngineState.CATCHING_UP, 5)
     engine.perform(engine.rank.catch_up(engine.now_s))
@@ -203,8 +201,7 @@ def test_without_a_replay_socket_the_same_process_and_the_very_next_message_are_
 def test_without_a_replay_socket_anything_else_is_none(started_s: float | None, seq: int) -> None:
     before = following(5, has_replay=False)
     tell_start(before)
-    engine = born(kept_by(before), has_replay=False)
-    engine.start()
+    engine = started_again(before, has_replay=False)
     if started_s is not None:
         tell_start(engine, started_s)
     engine.hear(seq)
@@ -250,8 +247,7 @@ def test_the_same_process_told_again_is_no_news_whatever_its_clock() -> None:
 def test_a_process_that_starts_after_the_proof_is_another_life() -> None:
     before = following(5)
     tell_start(before)
-    engine = born(kept_by(before))
-    engine.start()
+    engine = started_again(before)
     engine.replay(4)
     tell_start(engine)
     assert engine.held() == 5
@@ -264,8 +260,7 @@ def test_a_process_that_starts_after_the_proof_is_another_life() -> None:
 
 
 def test_a_relay_that_has_heard_nothing_keeps_nothing() -> None:
-    engine = Engine()
-    engine.start()
+    engine = started()
     engine.hear(3)
     assert engine.rank.kept(NOW_S) is None
     again = born(kept_by(following(5)))
@@ -288,8 +283,7 @@ def test_a_position_changes_with_what_is_worth_keeping() -> None:
 
 
 def test_what_goes_wrong_in_a_resumed_ledger_is_counted_with_the_rest() -> None:
-    engine = born(kept_by(following(5)))
-    engine.start()
+    engine = started_again(following(5))
     engine.replay(4, (5, removed(77)))
     assert engine.rank.counts["unknown_removal"] == 1
 

@@ -27,6 +27,7 @@ NATS_MESSAGE_BYTES = 1024 * 1024
 CHUNK_HASHES = 100
 """In a chunk, where a test says so."""
 
+MEDIUMS = ("GPU", "CPU", "STORAGE")
 Event = BlocksStored | BlocksRemoved | BlocksCleared
 
 
@@ -87,16 +88,6 @@ def test_a_snapshot_of_nothing_is_one_empty_chunk() -> None:
     assert not chunk.expired
 
 
-def test_a_snapshot_is_all_placements_on_all_tiers() -> None:
-    relay = Relay()
-    relay.tell(chain(1, 5))
-    relay.tell(chain(1, 3, "CPU"))
-    relay.tell(chain(50, 2, "STORAGE"))
-    chunks = relay.snapshot()
-    assert told(chunks) == relay.held()
-    assert {chunk.as_of for chunk in chunks} == {3}
-
-
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "CHUNK_BYTES", 8 * CHUNK_HASHES)
@@ -112,35 +103,22 @@ def test_a_long_snapshot_comes_in_chunks_that_fit_a_message() -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_a_snapshot_stands_still_while_the_stream_goes_on() -> None:
-    relay = Relay()
-    relay.tell(chain(1, CHUNK_HASHES + 10))
-    frozen = relay.held()
-    asked_at = relay.outbox.seq
-    chunks = [relay.ask(SnapshotRequest())]
-    relay.tell(BlocksRemoved((1, 2, 3)))
-    relay.tell(chain(900_000, 4))
-    chunks.append(relay.next_of(chunks))
-    assert told(chunks) == frozen != relay.held()
-    assert {chunk.as_of for chunk in chunks} == {asked_at}
-    assert told(relay.snapshot()) == relay.held()
-
-
-@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("seed", range(5))
 def test_a_snapshot_is_of_one_moment_whatever_comes_and_goes_between_its_chunks(seed: int) -> None:
     rng = random.Random(seed)
     relay = Relay()
     for first in range(0, 1200, 40):
-        relay.tell(chain(first, 40, rng.choice(["GPU", "CPU"])))
-    frozen = relay.held()
+        relay.tell(chain(first, 40, rng.choice(MEDIUMS)))
+    frozen, asked_at = relay.held(), relay.outbox.seq
     chunks = [relay.ask(SnapshotRequest())]
     while len(chunks) < chunks[0].chunks:
-        relay.tell(chain(rng.randrange(2000), rng.randrange(1, 30), rng.choice(["GPU", "CPU"])))
+        relay.tell(chain(rng.randrange(2000), rng.randrange(1, 30), rng.choice(MEDIUMS)))
         some = tuple(rng.randrange(2000) for _ in range(20))
-        relay.tell(BlocksRemoved(some, medium=rng.choice(["GPU", "CPU"])))
+        relay.tell(BlocksRemoved(some, medium=rng.choice(MEDIUMS)))
         chunks.append(relay.next_of(chunks))
     assert told(chunks) == frozen != relay.held()
+    assert {chunk.as_of for chunk in chunks} == {asked_at}
+    assert told(relay.snapshot()) == relay.held()
     assert len(chunks) == sum(-(-len(held) // CHUNK_HASHES) for held in frozen.values())
 
 

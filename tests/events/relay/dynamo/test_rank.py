@@ -48,8 +48,8 @@ def chain(*names: int) -> list[PrefixHash]:
 class Followed:
     """A rank, and a router that hears every message of it."""
 
-    def __init__(self, blocks_max: int = 1 << 20) -> None:
-        self.rank = DynamoRank(EPOCH, blocks_max=blocks_max)
+    def __init__(self) -> None:
+        self.rank = DynamoRank(EPOCH)
         self.view = FleetView(ReferenceIndex(), beat_timeout_s=3.0, forget_s=30.0, workers_max=4)
         self.now_s = 100.0
         self.sequence = 0
@@ -228,26 +228,6 @@ def test_after_a_loss_nothing_is_told_as_held_until_the_next_number_proves_it() 
     worker.tell(2, stored(4, parent=3))
     assert worker.held() == sorted([*chain(1, 2, 3, 4), *chain(1)])
     assert worker.rank.complete, "nothing was missed"
-
-
-def test_a_hole_after_a_loss_drops_what_was_put_aside() -> None:
-    worker = Followed()
-    worker.tell(0, stored(1))
-    worker.hear(worker.rank.doubt(worker.now_s))
-    worker.tell(2, stored(2))
-    assert worker.held() == chain(2)
-    worker.tell(3, stored(3))
-    assert len(worker.held()) == 2
-    assert worker.rank.engine_gaps == 1
-
-
-def test_a_restart_after_a_loss_drops_what_was_put_aside() -> None:
-    worker = Followed()
-    worker.tell(0, stored(1))
-    worker.tell(1, stored(2))
-    worker.hear(worker.rank.doubt(worker.now_s))
-    worker.tell(0, stored(3))
-    assert worker.held() == chain(3)
 
 
 def test_a_loss_before_the_first_event_is_none() -> None:

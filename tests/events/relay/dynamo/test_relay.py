@@ -28,7 +28,12 @@ class Stage:
         self.now_s = 1000.0
         self.wire = Wire()
         settings = DynamoSettings(
-            subject=subject, address="http://frontend/{worker_id}", model="m", block_size=16
+            subject=subject,
+            address="http://frontend/{worker_id}",
+            model="m",
+            block_size=16,
+            total_blocks=1000,
+            slots=64,
         )
         self.relay = DynamoRelay(
             settings, self.wire, fleet="f", clock=lambda: self.now_s, rng=random.Random(1)
@@ -77,6 +82,7 @@ async def test_a_cold_fleet_is_known_before_its_first_event(stage: Stage) -> Non
     for name, heartbeat in heartbeats.items():
         assert heartbeat.address == f"http://frontend/{name.partition('/')[0]}"
         assert (heartbeat.running, heartbeat.waiting) == (0, 0)
+        assert (heartbeat.total_blocks, heartbeat.total_slots) == (1000, 64)
         assert heartbeat.sampled_at_s == stage.now_s
         assert heartbeat.labels[pick.INSTANCE_LABEL] == name.partition("/")[0]
         assert heartbeat.healthy
@@ -122,6 +128,8 @@ async def test_a_worker_without_passes_warns_of_what_it_costs(stage: Stage) -> N
         await stage.wire.say(load["subject"], bytes.fromhex(load["data"]))
         stage.now_s += module.QUIET_S - 1
     (heartbeat,) = (await stage.beat()).values()
+    assert heartbeat.used_blocks == load["decoded"]["payload"]["kv_used_blocks"]
+    assert all(not rank.complete for _, rank in stage.relay.ranks), "what it holds is not known"
     (warning,) = heartbeat.warnings
     assert "DYN_FORWARDPASS_METRIC_PORT" in warning
     await stage.say_captured(idle=True)

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,8 +13,9 @@ from events.plane.facts import Control, Heartbeat, encode
 from events.plane.settings import DynamoSettings
 from events.relay import stream_publisher
 from events.relay.dynamo import relay as module
+from events.relay.dynamo.rank import DynamoRank
 from events.relay.dynamo.relay import DynamoRelay
-from tests.events.relay.test_relay_failures import breaking, errors
+from tests.events.relay.test_relay_failures import breaking, errors, failing_first
 from tests.stage.waiting import until
 from tests.stage.wire import Wire
 
@@ -41,7 +43,7 @@ class Fleet:
         event = {"event_id": event_id, "data": stored, "dp_rank": dp_rank}
         await self.wire.say(EVENTS, msgspec.json.encode({"worker_id": worker_id, "event": event}))
 
-    def rank(self, worker_id: int) -> object:
+    def rank(self, worker_id: int) -> DynamoRank:
         return next(rank for key, rank in self.relay.ranks if key.worker_id == str(worker_id))
 
     async def warned(self, worker_id: int, work: str) -> None:
@@ -80,15 +82,8 @@ async def fleet(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
 async def test_an_event_that_fails_empties_its_worker_alone(
     fleet: Fleet, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    breaks = breaking(error, times=1)
     rank = fleet.rank(1)
-    whole = rank.on_event  # type: ignore[attr-defined]
-
-    def on_event(*args: object) -> object:
-        breaks()
-        return whole(*args)
-
-    monkeypatch.setattr(rank, "on_event", on_event)
+    monkeypatch.setattr(rank, "on_event", failing_first(rank.on_event, error, times=1))
     await fleet.store(1)
     await fleet.warned(1, "events")
     assert fleet.wire.beats("1")[-1].blocks == 0
@@ -103,20 +98,14 @@ async def test_an_event_that_fails_empties_its_worker_alone(
 async def test_a_beat_or_heartbeat_that_fails_is_that_workers_alone(
     fleet: Fleet, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    breaks = {"beat": breaking(error), "heartbeat": breaking(error)}
-    rank = fleet.rank(1)
-    beat, heartbeat = rank.beat, fleet.relay._heartbeat  # type: ignore[attr-defined]
+    rank, heartbeat = fleet.rank(1), fleet.relay._heartbeat
+    failing = failing_first(heartbeat, error)
 
-    def beats(now_s: float) -> object:
-        breaks["beat"]()
-        return beat(now_s)
+    def heartbeats(worker: module._Worker, *args: Any) -> Heartbeat:
+        of_1 = worker.key.worker_id == "1"
+        return (failing if of_1 else heartbeat)(worker, *args)  # type: ignore[no-any-return]
 
-    def heartbeats(worker: module._Worker, *args: object) -> Heartbeat:
-        if worker.key.worker_id == "1":
-            breaks["heartbeat"]()
-        return heartbeat(worker, *args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(rank, "beat", beats)
+    monkeypatch.setattr(rank, "beat", failing_first(rank.beat, error))
     monkeypatch.setattr(fleet.relay, "_heartbeat", heartbeats)
     await until(lambda: fleet.relay.failures["heartbeat"] == 3, "all failures")
     await until(lambda: fleet.relay.failures["beats"] == 3, "all failures")
@@ -130,13 +119,7 @@ async def test_a_beat_or_heartbeat_that_fails_is_that_workers_alone(
 async def test_a_callback_that_fails_costs_its_message(
     fleet: Fleet, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    breaks, decode = breaking(error), module.decode_dynamo
-
-    def decodes(*args: object, **kwargs: object) -> object:
-        breaks()
-        return decode(*args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(module, "decode_dynamo", decodes)
+    monkeypatch.setattr(module, "decode_dynamo", failing_first(module.decode_dynamo, error))
     for _ in range(4):
         await fleet.store(2)
     assert fleet.relay.failures == {"events": 3}
