@@ -110,7 +110,9 @@ def changes_of(copies: BlockCopies) -> list[Change]:
 class HeldBlocks:
     """The prefixes that a rank holds on each tier."""
 
-    def __init__(self, blocks_max: int, copies_max: int, dropped: Counter[str] | None) -> None:
+    def __init__(
+        self, blocks_max: int, copies_max: int, dropped: Counter[str] | None = None
+    ) -> None:
         """blocks_max bounds the ledger; stores beyond it are counted as `ledger_full`."""
         self.dropped: Counter[str] = Counter() if dropped is None else dropped
         """Reason -> events (or blocks) left out."""

@@ -181,12 +181,12 @@ class Laws(Witness):
                 if stream.state is not StreamState.LIVE:
                     raise LawBroken("index", f"{relay.key} is {stream!r}: {stream.reason}")
                 ours = index.told(source.slot), index.digest(source.slot)
-                theirs = relay.count(), relay.digest()
+                theirs = relay.held.count(), relay.held.digest()
                 if ours != theirs:
                     raise LawBroken("index", f"{relay.key}: index {ours}, relay {theirs}")
-                blocks = len(self._copies[relay.key])
-                if relay.complete and relay.tells_events and relay.count() != blocks:
-                    raise LawBroken("index", f"{relay.key}: relay {relay.count()}, events {blocks}")
+                held, blocks = relay.held.count(), len(self._copies[relay.key])
+                if relay.complete and relay.tells_events and held != blocks:
+                    raise LawBroken("index", f"{relay.key}: relay {held}, events {blocks}")
                 self.checks["index"] += 1
 
     def _check_queue(self, router: VirtualRouter) -> None:

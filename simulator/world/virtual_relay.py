@@ -1,6 +1,6 @@
 """The relay of one engine rank in virtual time. Pure.
 
-The scheduler's events become facts: physical copies are counted as in events/relay/ledger.py,
+The scheduler's events become facts: physical copies are counted as in the relay's ledger,
 messages get their numbers and bytes from the relay's real outbox. Blocks keep the scheduler's
 names, which in a virtual fleet are the router's own PrefixHashes.
 
@@ -8,21 +8,19 @@ Law: the facts, applied in order, give the relay's blocks; and while the stream 
 are the blocks by the engine's events.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from typing_extensions import override
 
 from events.plane.facts import TIER_NAMES, Epoch, Heartbeat, Stored, encode, pack_hashes
-from events.relay.ledger import Change, Gone, Placed, Wiped
+from events.relay.ledger import BLOCKS_MAX, Change, HeldBlocks, changes_of
 from events.relay.outbox import Outbox
 from events.relay.rank import EngineState, Publish, Rank, RankEffect
 from events.relay.snapshot import CHUNK_BYTES
 from indexer.identity import PrefixHash, Tier, WorkerKey
-from indexer.index import mix_digest
 from simulator.engines.block_pool import Cleared, PoolEvent
 from simulator.engines.block_pool import Removed as BlockRemoved
 from simulator.engines.block_pool import Stored as BlocksStored
@@ -42,79 +40,22 @@ class Snapshot(NamedTuple):
     complete: bool
 
 
-class Held:
-    """The blocks of one rank, as a set by tier, and the copies of each beyond the first."""
+class NamedPrefixes(HeldBlocks):
+    """The blocks of one rank, whose names are their prefixes. Copies are counted to 255."""
 
     def __init__(self) -> None:
-        self.blocks: tuple[set[int], ...] = tuple(set() for _ in Tier)
-        self._more: tuple[Counter[int], ...] = tuple(Counter() for _ in Tier)
-        self._xor = [0 for _ in Tier]
+        super().__init__(BLOCKS_MAX, 255)
 
     def store(self, tier: Tier, hashes: Sequence[int], parent: int | None) -> list[Change]:
         """Adds a copy of each block of a chain."""
-        held = self.blocks[tier]
-        if held.isdisjoint(hashes):
-            return [self._place(tier, hashes, parent)]
-        changes: list[Change] = []
-        for known, group in groupby(range(len(hashes)), lambda i: hashes[i] in held):
-            places = list(group)
-            run = [hashes[i] for i in places]
-            if known:
-                self._more[tier].update(run)
-            else:
-                before = hashes[places[0] - 1] if places[0] else parent
-                changes.append(self._place(tier, run, before))
-        return changes
+        before = None if parent is None else PrefixHash(parent)
+        self._copies.put(hashes, np.array(hashes, np.uint64), before, tier)
+        return changes_of(self._copies)
 
     def remove(self, tier: Tier, hashes: Sequence[int]) -> list[Change]:
         """Takes a copy of each block. Unknown blocks, as on a partial stream, are ignored."""
-        held, more = self.blocks[tier], self._more[tier]
-        if more or not held.issuperset(hashes):
-            hashes = [
-                block for block in hashes if block in held and not self._take_copy(more, block)
-            ]
-        if not hashes:
-            return []
-        held.difference_update(hashes)
-        self._turn(tier, hashes)
-        return [Gone(tier, cast("list[PrefixHash]", hashes))]
-
-    def wipe(self) -> list[Change]:
-        """Drops all copies."""
-        had_any = any(self.blocks)
-        for held, more in zip(self.blocks, self._more, strict=True):
-            held.clear()
-            more.clear()
-        self._xor = [0 for _ in Tier]
-        return [Wiped()] if had_any else []
-
-    def count(self) -> int:
-        """Placements: (tier, block) pairs."""
-        return sum(map(len, self.blocks))
-
-    def digest(self) -> int:
-        """Equal to the digest of an index with the same placements."""
-        return mix_digest(*self._xor)
-
-    def _place(self, tier: Tier, hashes: Sequence[int], parent: int | None) -> Placed:
-        self.blocks[tier].update(hashes)
-        self._turn(tier, hashes)
-        return Placed(tier, cast("PrefixHash | None", parent), cast("list[PrefixHash]", hashes))
-
-    def _turn(self, tier: Tier, hashes: Sequence[int]) -> None:
-        self._xor[tier] ^= int(np.bitwise_xor.reduce(np.array(hashes, np.uint64)))
-
-    @staticmethod
-    def _take_copy(more: Counter[int], block_hash: int) -> bool:
-        """Takes a copy beyond the first; returns whether there was one."""
-        left = more.get(block_hash)
-        if left is None:
-            return False
-        if left > 1:
-            more[block_hash] = left - 1
-        else:
-            del more[block_hash]
-        return True
+        self._copies.remove(hashes, 0, tier)
+        return changes_of(self._copies)
 
 
 class VirtualRelay:
@@ -133,7 +74,7 @@ class VirtualRelay:
     ) -> None:
         """about: what its heartbeats say of the engine, as fields of Heartbeat."""
         self.key = key
-        self.held = Held()
+        self._blocks = NamedPrefixes()
         self.complete = True
         self.tells_events = tells_events
         self.tells_capacity = tells_capacity
@@ -144,7 +85,12 @@ class VirtualRelay:
 
     @override
     def __repr__(self) -> str:
-        return f"<VirtualRelay {self.key} {self.count()} placements, {self.outbox!r}>"
+        return f"<VirtualRelay {self.key} {self.held.count()} placements, {self.outbox!r}>"
+
+    @property
+    def held(self) -> HeldBlocks:
+        """The blocks in the stream."""
+        return self._blocks
 
     def tell(self, events: Iterable[PoolEvent], now_s: float) -> list[bytes]:
         """The messages with these events of the engine."""
@@ -157,15 +103,7 @@ class VirtualRelay:
 
     def beat(self, now_s: float) -> list[bytes]:
         """The state of the stream."""
-        return [self.outbox.beat(self.count(), self.digest(), self.complete, now_s)]
-
-    def count(self) -> int:
-        """Placements in the stream."""
-        return self.held.count()
-
-    def digest(self) -> int:
-        """Digest of the placements in the stream."""
-        return self.held.digest()
+        return [self.outbox.beat(self.held.count(), self.held.digest(), self.complete, now_s)]
 
     def heartbeat(self, load: Load, now_s: float, *, sampled_at_s: float) -> bytes:
         """Identity and load. sampled_at_s: when the engine last answered."""
@@ -202,7 +140,7 @@ class VirtualRelay:
         """All blocks of the stream."""
         facts = []
         for tier in Tier:
-            packed = pack_hashes(list(self.held.blocks[tier]))
+            packed = pack_hashes(self.held.held(tier))
             facts += [
                 Stored(packed[at : at + CHUNK_BYTES], TIER_NAMES[tier])
                 for at in range(0, len(packed), CHUNK_BYTES)
@@ -211,14 +149,14 @@ class VirtualRelay:
 
     def on_engine_restart(self, now_s: float) -> None:
         """The engine has restarted: a new epoch, complete from its first message on."""
-        self.held.wipe()
+        self._blocks.wipe()
         self.complete = True
         self.outbox.start_over(self._next_epoch(now_s))
 
     def on_restart(self, now_s: float, *, keeps_map: bool) -> None:
         """The relay has restarted: with its present blocks, or empty."""
         if not keeps_map:
-            self.held.wipe()
+            self._blocks.wipe()
             self.complete = False
         self.outbox.start_over(self._next_epoch(now_s), 1 if keeps_map else 0)
 
@@ -229,14 +167,14 @@ class VirtualRelay:
         """The changes by consecutive events of the same kind."""
         if removed_from is not None:
             removed = (event.hashes for event in events if isinstance(event, BlockRemoved))
-            return self.held.remove(removed_from, list(chain.from_iterable(removed)))
+            return self._blocks.remove(removed_from, list(chain.from_iterable(removed)))
         changes: list[Change] = []
         for event in events:
             match event:
                 case BlocksStored():
-                    changes += self.held.store(event.tier, event.hashes, event.parent)
+                    changes += self._blocks.store(event.tier, event.hashes, event.parent)
                 case Cleared():
-                    changes += self.held.wipe()
+                    changes += self._blocks.wipe()
                 case BlockRemoved():
                     raise AssertionError("removals come in groups of their own")
         return changes
@@ -275,22 +213,10 @@ class EngineBytesRelay(VirtualRelay):
         self.complete = self._rank.complete
         return messages
 
+    @property
     @override
-    def count(self) -> int:
-        return self._rank.ledger.count()
-
-    @override
-    def digest(self) -> int:
-        return self._rank.ledger.digest()
-
-    @override
-    def snapshot(self) -> Snapshot:
-        facts = [
-            Stored(pack_hashes(hashes), TIER_NAMES[tier])
-            for tier, hashes in self._rank.ledger.placements()
-            if hashes
-        ]
-        return Snapshot(self.outbox.epoch, self.outbox.seq, facts, self.complete)
+    def held(self) -> HeldBlocks:
+        return self._rank.ledger
 
     def _published(self, effects: Iterable[RankEffect]) -> list[bytes]:
         self.complete = self._rank.complete

@@ -98,9 +98,9 @@ def test_what_is_told_is_what_the_events_add_up_to(of: list[list[PoolEvent]]) ->
                 case Cleared():
                     index.clear(slot)
         there = {one for one, count in copies.items() if count}
-        assert there == {(tier, one) for tier in Tier for one in relay.held.blocks[tier]}
-        assert index.count(slot) == relay.count() == len(there)
-        assert index.digest(slot) == relay.digest()
+        assert there == {(tier, one) for tier in Tier for one in relay.held.held(tier).tolist()}
+        assert index.count(slot) == relay.held.count() == len(there)
+        assert index.digest(slot) == relay.held.digest()
 
 
 def test_a_chain_goes_on_after_the_blocks_that_were_known() -> None:
@@ -125,7 +125,7 @@ def test_a_relay_that_forgot_its_map_ignores_removals_of_what_it_never_heard_of(
     relay.on_restart(2.0, keeps_map=False)
     assert relay.tell([removed(2)], 3.0) == []
     assert not relay.complete
-    assert relay.count() == 0
+    assert relay.held.count() == 0
 
 
 def test_two_lives_at_one_instant_have_different_epochs() -> None:
@@ -140,4 +140,4 @@ def test_two_lives_at_one_instant_have_different_epochs() -> None:
 def test_an_engine_without_events_tells_nothing() -> None:
     relay = VirtualRelay(WorkerKey("w", 0), CONFIG, 0.0, engine="vllm", tells_events=False)
     assert relay.tell([stored(1, 2)], 1.0) == []
-    assert relay.count() == 0
+    assert relay.held.count() == 0

@@ -26,7 +26,7 @@ from simulator.world.clients import Clients
 from simulator.world.laws import LawBroken
 from simulator.world.options import Disaggregation, Failure, RelayRestart, RouterRestart, RunOptions
 from simulator.world.virtual_engine import VirtualEngine
-from simulator.world.virtual_relay import Held
+from simulator.world.virtual_relay import NamedPrefixes
 from simulator.world.world import World, run
 from tests.simulator.worlds import SMALL, checked, request, trace
 
@@ -620,7 +620,7 @@ def test_options_that_mean_nothing_are_refused(wrong: dict[str, Any], named: str
 
 
 def test_a_relay_that_forgets_removals_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Held, "remove", lambda *_: [])
+    monkeypatch.setattr(NamedPrefixes, "remove", lambda *_: [])
     many = [request(0.3 * i, [100 * i + j for j in range(5)]) for i in range(20)]
     with pytest.raises(LawBroken, match="index"):
         checked(trace(*many))

@@ -148,4 +148,3 @@ def test_the_ledger_is_the_set_of_what_was_told(
             xors[tier] ^= prefix
         assert ledger.digest() == mix_digest(*xors)
         assert +ledger.dropped == +dropped
-    assert repr(ledger).startswith(f"<DynamoLedger {len(names)} names, ")
