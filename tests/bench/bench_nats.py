@@ -25,6 +25,7 @@ from events.feed.stream import StreamState
 from events.plane.broker import Broker
 from events.plane.clock import unix_now
 from events.plane.settings import NatsSettings
+from events.relay.stream_publisher import BEAT_S
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.cluster.children.nats_server import NatsChild
@@ -85,7 +86,7 @@ async def _flood(url: str, fleet: "_Child", made: dict[str, int], engines: int) 
         await _until(lambda: view.facts["stored"] >= made["facts"])
         seconds = time.perf_counter() - started
         await fleet.hear()
-        await _check(view, engines)
+        await _check(view, engines, fleet)
     return seconds
 
 
@@ -126,7 +127,7 @@ async def _probed(url: str, engine: "_Child", fleet: "_Child | None" = None) -> 
         await _until(lambda: len(visible_s) == PROBES)
         if fleet is not None:
             await fleet.hear()
-            await _check(view, 9)
+            await _check(view, 9, fleet)
     late_us = (np.array(visible_s) - np.array(published_s)) * 1e6
     return float(np.percentile(late_us, 50)), float(np.percentile(late_us, 99))
 
@@ -157,9 +158,13 @@ def _live(view: FleetView, key: WorkerKey) -> bool:
     return view.sources[key].stream.state is StreamState.LIVE
 
 
-async def _check(view: FleetView, streams: int) -> None:
+async def _check(view: FleetView, streams: int, fleet: "_Child") -> None:
     """Fails unless every stream's beat finds the index right, and nothing was lost on the way."""
-    await _until(lambda: sum(_live(view, key) for key in view.sources) == streams)
+    async with asyncio.timeout(DEADLINE_S):
+        while sum(_live(view, key) for key in view.sources) != streams:
+            fleet.say("beat")
+            await fleet.hear()
+            await asyncio.sleep(BEAT_S)
     lost = {"gaps": view.gaps, "drifts": view.drifts, **(+view.dropped)}
     if lost != {"gaps": 0, "drifts": 0}:
         raise AssertionError(f"{view!r} lost some: {lost}")

@@ -39,13 +39,13 @@ def fleet(port: int, engines: int, blocks_per_s: float, blocks: int) -> None:
     Each engine stores 16 new blocks at a time, all together so many a second. What goes out is what
     relays make of that: each its own numbered messages, gathered for 2 ms or 64 KiB, and a beat at
     the end. It is made in advance, so that only sending takes time here.
-    "flood" sends all of it at once; "pace" when it is due. Answers with a line when all is sent.
+    "flood" sends all of it at once, "pace" when it is due, and "beat" a further beat of each, since
+    a router takes streams for late while they flood. Answers with a line when all is sent.
     """
-    told = list(_messages(engines, blocks_per_s, blocks))
+    streams: list[_Stream] = []
+    told = list(_messages(engines, blocks_per_s, blocks, streams))
     told.sort(key=lambda one: one.at_s)
-    commands = [
-        b"PUB %s %d\r\n%s\r\n" % (one.subject, len(one.payload), one.payload) for one in told
-    ]
+    commands = [_command(one.subject, one.payload) for one in told]
     facts = blocks // (EVENT_BLOCKS * engines) * engines
     _say({"messages": len(told), "facts": facts, "blocks": facts * EVENT_BLOCKS})
     with socket.create_connection(("127.0.0.1", port)) as connection:
@@ -55,6 +55,8 @@ def fleet(port: int, engines: int, blocks_per_s: float, blocks: int) -> None:
         for line in sys.stdin:
             if line.strip() == "flood":
                 connection.sendall(b"".join(commands))
+            elif line.strip() == "beat":
+                connection.sendall(b"".join(_command(one.subject, one.beat()) for one in streams))
             else:
                 _pace(connection, [one.at_s for one in told], commands)
             connection.sendall(b"PING\r\n")
@@ -70,7 +72,25 @@ class _Told:
     payload: bytes
 
 
-def _messages(engines: int, blocks_per_s: float, blocks: int) -> Iterator[_Told]:
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    subject: bytes
+    outbox: Outbox
+    blocks: int
+    digest: int
+
+    def beat(self) -> bytes:
+        return self.outbox.beat(self.blocks, self.digest, True, unix_now())
+
+
+def _command(subject: bytes, payload: bytes) -> bytes:
+    return b"PUB %s %d\r\n%s\r\n" % (subject, len(payload), payload)
+
+
+def _messages(
+    engines: int, blocks_per_s: float, blocks: int, streams: list[_Stream]
+) -> Iterator[_Told]:
+    """streams: gets one for each engine."""
     rng = np.random.default_rng(1)
     events = blocks // (EVENT_BLOCKS * engines)
     gap_s = EVENT_BLOCKS * engines / blocks_per_s
@@ -92,7 +112,8 @@ def _messages(engines: int, blocks_per_s: float, blocks: int) -> Iterator[_Told]
         end_s = first_s + events * gap_s + COALESCE_S
         yield from (_Told(end_s, subject, one) for one in outbox.flush())
         digest = int(np.bitwise_xor.reduce(hashes.ravel()))
-        yield _Told(end_s, subject, outbox.beat(hashes.size, digest, True, unix_now()))
+        streams.append(_Stream(subject, outbox, hashes.size, digest))
+        yield _Told(end_s, subject, streams[-1].beat())
 
 
 def _pace(connection: socket.socket, due_s: list[float], commands: list[bytes]) -> None:
