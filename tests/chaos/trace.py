@@ -43,7 +43,7 @@ def trace(core: RouterCore, file: Path) -> None:
             failures=standing.failures,
             refusers=sorted(standing.refusers),
             cause=standing.cause,
-            suspect=worker in outliers._suspects,
+            accused=standing.accused,
             withheld=dict(outliers.withheld),
         )
 
@@ -56,7 +56,7 @@ def trace(core: RouterCore, file: Path) -> None:
             cause=standing and standing.cause,
             accuser=standing and standing.accuser,
             probing=standing is not None and standing.probing,
-            served=standing and standing.probes_served,
+            served=standing and standing.served,
         )
 
     outliers.on_failed, outliers._on_change = on_failed, on_change

@@ -353,7 +353,7 @@ class RouteRequest(google.protobuf.message.Message):
     """of a prompt whose tokens can't be had: true: refuse it; false: route it by load and estimated length"""
     waited_ms: builtins.int
     """Wait so far in routers that ended before they answered. It counts for the request's turn, up to its queue_timeout_ms, once
-    such a router is known to be gone, and for as many requests as waited there.
+    such a router is known to be gone, for 10 s.
     """
     queue_progress: builtins.bool
     """true: RouteStream sends results with `waiting` while the request waits in the router's queue"""

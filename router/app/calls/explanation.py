@@ -71,7 +71,7 @@ async def show_explanation(
 ) -> int:
     """Prints every candidate's row for a prompt; returns the exit code, which is 1 if the tokens
     are not those of the engine at `against`, if there is one."""
-    options = await _prompt_options(question)
+    options = await _prompt_options(question, timeout_s)
     if against and WITH_TOKENS.keys().isdisjoint(options):
         raise click.UsageError("--against compares the tokens of --text, --chat and the like")
     options["return_tokens"] = bool(against)
@@ -108,9 +108,9 @@ def prompt_lines(prompt: PromptTokens) -> Iterator[str]:
         yield f"tokenizer  {prompt.tokenizer_digest}"
 
 
-async def _prompt_options(question: Question) -> RouteOptions:
+async def _prompt_options(question: Question, timeout_s: float) -> RouteOptions:
     """Raises click.UsageError for no prompt and for several."""
-    prompt = await _prompt(question)
+    prompt = await _prompt(question, timeout_s)
     return {
         **prompt,
         "model": question.model or None,
@@ -122,7 +122,7 @@ async def _prompt_options(question: Question) -> RouteOptions:
     }
 
 
-async def _prompt(question: Question) -> RouteOptions:
+async def _prompt(question: Question, timeout_s: float) -> RouteOptions:
     given = (question.tokens is not None) + (question.text is not None) + len(question.bodies)
     if question.tokenize is not None and question.text is None:
         raise click.UsageError("--tokenize is only for a prompt of --text")
@@ -139,7 +139,8 @@ async def _prompt(question: Question) -> RouteOptions:
         model = {"model": question.model} if question.model else {}
         body = msgspec.json.encode({"prompt": question.text, **model})
         base = question.tokenize.rstrip("/")
-        tokens = await tokens_of_engine(base, DEFAULT, COMPLETION, body, question.model)
+        about = body, question.model, timeout_s
+        tokens = await tokens_of_engine(base, DEFAULT, COMPLETION, *about)
         return {"token_ids": array("I", tokens)}
     ((name, file),) = question.bodies.items()
     _check_body(file)

@@ -72,14 +72,14 @@ def differences(
 
 
 async def tokens_of_engine(
-    base: str, engine: str, kind: BodyFormat, data: bytes, model: str
+    base: str, engine: str, kind: BodyFormat, data: bytes, model: str, left_s: float = ASK_S
 ) -> bytes:
-    """The tokens that an engine gives for the body; raises click.ClickException if it gives
-    none.
+    """The tokens that an engine gives for the body within left_s; raises click.ClickException if it
+    gives none.
     """
     engines = Engines(ask_s=ASK_S)
     try:
-        answer = await engines.ask(EngineAccess(base), engine, kind, data, model, left_s=ASK_S)
+        answer = await engines.ask(EngineAccess(base), engine, kind, data, model, left_s=left_s)
     except (EngineAway, EngineRefused) as error:
         raise click.ClickException(shown(str(error))) from error
     finally:

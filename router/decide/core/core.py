@@ -314,6 +314,7 @@ class RouterCore:
             self.unobserved.on_sample(key, int(load.missing), now_s)
             self.fleet.put_load(key, load)
             self.fleet.room += _fell(before, load)
+            self.fleet.outliers.on_relay(key, load.external_requests, source.stream.seq, now_s)
 
     def on_inflight(self, payload: bytes, now_s: float) -> None:
         """Applies a message in which another replica says what load it has reserved."""

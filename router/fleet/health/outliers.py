@@ -4,11 +4,10 @@
     ejected ──ejection_s, doubled each time──> probing ──probes served──> in use
                                                   └──a probe fails──> ejected
 
-Evidence is what callers report of their requests. Two callers eject a worker at once. The word of
-one alone waits for what the others see: any request that is served meanwhile ends the suspicion,
-and any that another caller was served later ends the ejection. Another replica's word is that of
-one caller. A caller is a host, as far as an address tells: callers behind one proxy count as one,
-and a caller with several addresses as several.
+Evidence is what callers report of their requests. One caller's word alone is held against what
+the others, and the worker's relay, see: as long as they see the worker serve, it ejects nobody. A
+caller is a host, as far as an address tells: callers behind one proxy count as one, and a caller
+with several addresses as several.
 
 Pure: no clock, no I/O.
 
@@ -23,6 +22,7 @@ Laws:
   requests that were picked before: those say nothing of a port that is closed by now.
 """
 
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -35,10 +35,12 @@ from events.feed.replicas import Verdict
 from indexer.identity import WorkerKey
 
 CALLERS_MAX = 16
-"""Remembered of each worker, those that were served last."""
+"""Remembered of each worker, those that reported last."""
 OUTCOMES_MAX = 64
-"""Requests remembered of each worker, those that were reported last."""
+"""Requests remembered of each caller and worker, so that a busy caller still counts as one."""
 NEWS_MAX = 100
+RELAY = "its relay"
+"""Takes part as a caller that only ever sees the worker serve."""
 
 
 class Fault(StrEnum):
@@ -120,15 +122,41 @@ class OutlierBounds:
 
 
 @dataclass(slots=True)
+class _Voice:
+    """A caller's observations of a worker."""
+
+    heard_s: float = -inf
+    served_s: float = -inf
+    """When it last saw the worker serve."""
+    distrusted_until_s: float = -inf
+    """Others saw the worker serve when this one said that it doesn't."""
+    count: int = 0
+    """Outcomes that it has reported; the last OUTCOMES_MAX of them are remembered."""
+    times: "array[float]" = field(default_factory=lambda: array("d", bytes(8 * OUTCOMES_MAX)))
+    """When each was reported, at its number modulo OUTCOMES_MAX. Numbers in place, since each
+    served request of each worker writes here: objects of their own cost more than the rest."""
+    failed: int = 0
+    """A bit for each of these places: the request failed."""
+
+    def note_failure(self, now_s: float) -> None:
+        """`Outliers.on_served` has the same for a request that was served."""
+        place = self.count % OUTCOMES_MAX
+        self.times[place] = now_s
+        self.failed |= 1 << place
+        self.count += 1
+
+    def since(self, since_s: float) -> tuple[int, int]:
+        """How many requests failed, and how many there were, after a time."""
+        known = range(min(self.count, OUTCOMES_MAX))
+        recent = [place for place in known if self.times[place] > since_s]
+        return sum(self.failed >> place & 1 for place in recent), len(recent)
+
+
+@dataclass(slots=True)
 class Standing:
     """The evidence against a worker, and whether it is ejected."""
 
-    served: dict[str, float] = field(default_factory=dict)
-    """When each caller was last served there, as it reported."""
-    recent: deque[tuple[float, str, bool]] = field(
-        default_factory=lambda: deque(maxlen=OUTCOMES_MAX)
-    )
-    """The last reports: when, of which caller, and whether the request failed."""
+    voices: dict[str, _Voice] = field(default_factory=dict)
     failures: int = 0
     """Failures in a row."""
     only_hard: bool = True
@@ -142,8 +170,13 @@ class Standing:
     accepted_s: float = -inf
     """When the last request was picked that was served."""
     served_s: float = -inf
-    """When any caller was last served."""
+    """When anybody saw the worker serve."""
     failed_s: float = -inf
+    accused: Cause | None = None
+    """A caller's accusation waits for observations of others, from `accused_s` to `due_s`."""
+    accused_by: str = ""
+    accused_s: float = 0.0
+    due_s: float = 0.0
     cause: Cause | None = None
     """Why it is ejected; None: it is in use."""
     accuser: str = ""
@@ -154,16 +187,16 @@ class Standing:
     until_s: float = 0.0
     times: int = 0
     """Ejections, without calm between them."""
-    doubted_until_s: float = -inf
-    """End of the time in which other replicas' word counts for nothing: callers here were served.
-    """
     needs_sample: bool = False
     """The engine must have answered its relay before the worker is probed."""
     probing: bool = False
     probes: dict[str, float] = field(default_factory=dict)
     """Open reservations that probe it, and when they were made; inf: it has served them."""
-    probes_served: int = 0
+    served: int = 0
     """Requests sent since the ejection that were."""
+    relay_s: float = -inf
+    relay_seq: int = 0
+    """Sequence number of the last facts message by the last heartbeat, which came at relay_s."""
 
 
 class Outliers:
@@ -198,8 +231,7 @@ class Outliers:
         self._standings: dict[WorkerKey, Standing] = {}
         self._ejected: dict[WorkerKey, Standing] = {}
         """Workers that are ejected or being probed."""
-        self._suspects: dict[WorkerKey, float] = {}
-        """Workers in use that one caller's word is against, and since when it waits."""
+        self._accused: dict[WorkerKey, Standing] = {}
         self._news: deque[str] = deque(maxlen=NEWS_MAX)
         self._group = group
         self._sampled_at_s = sampled_at_s
@@ -242,12 +274,13 @@ class Outliers:
         if not self.enabled:
             return
         standing = self._standings.get(worker) or self._standing(worker)
-        served = standing.served
-        if caller not in served and len(served) >= CALLERS_MAX:
-            del served[min(served, key=served.__getitem__)]
-            self.callers_forgotten += 1
-        served[caller] = standing.served_s = now_s
-        standing.recent.append((now_s, caller, False))
+        voice = standing.voices.get(caller) or self._voice(standing, caller, now_s)
+        place = voice.count % OUTCOMES_MAX
+        voice.count += 1
+        voice.times[place] = now_s
+        if voice.failed:
+            voice.failed &= ~(1 << place)
+        voice.heard_s = voice.served_s = standing.served_s = now_s
         if opened_s > standing.accepted_s:
             standing.accepted_s = opened_s
         if opened_s >= standing.refused_s:
@@ -255,18 +288,16 @@ class Outliers:
             standing.refused_s = inf
         if standing.failures:
             standing.failures, standing.only_hard = 0, True
+        if standing.accused is not None or standing.cause is not None:
+            self._seen_to_serve(worker, standing, caller, now_s, now_s)
+        if standing.accusers:
             standing.accusers.clear()
-        if self._suspects and now_s >= self._suspects.get(worker, inf) + self.bounds.grace_s:
-            del self._suspects[worker]
-            self.withheld["disputed"] += 1
-        if standing.cause is not None:
-            self._disprove(worker, standing, caller, now_s)
         if standing.cause is not None and opened_s >= standing.ejected_s:
             self.probes["served"] += 1
-            standing.probes_served += 1
+            standing.served += 1
             if reservation_id in standing.probes:
                 standing.probes[reservation_id] = inf
-            if standing.probes_served >= self.bounds.probes:
+            if standing.served >= self.bounds.probes:
                 self._take_back(worker, standing, "probes were served")
             else:
                 self._on_change(worker)
@@ -278,25 +309,43 @@ class Outliers:
         if not self.enabled:
             return
         standing = self._standing(worker)
-        standing.recent.append((now_s, caller, True))
+        voice = self._voice(standing, caller, now_s)
+        voice.note_failure(now_s)
         self._calm_down(standing, now_s)
         standing.failed_s = now_s
         standing.failures += 1
         standing.only_hard &= fault is not Fault.ERROR
         if len(standing.accusers) < 2:
             standing.accusers.add(caller)
-        is_refused = fault is Fault.REFUSED and opened_s >= standing.accepted_s
-        if is_refused:
+        if fault is Fault.REFUSED and opened_s > standing.accepted_s:
             self._refuse(standing, caller, now_s)
-        if standing.cause is None:
-            if is_refused or standing.failures >= self.bounds.failures:
-                self._suspects.setdefault(worker, now_s)
-            if not self._charge(worker, standing, now_s) and self._fails_too_often(standing, now_s):
-                self._eject(worker, standing, Cause.FAILURE_SHARE, now_s)
-        elif standing.probing and opened_s >= standing.ejected_s:
-            self.probes["failed"] += 1
-            cause = Cause.REFUSED if fault is Fault.REFUSED else Cause.PROBE_FAILED
-            self._eject(worker, standing, cause, now_s)
+        if standing.cause is not None:
+            if standing.probing and opened_s >= standing.ejected_s:
+                self.probes["failed"] += 1
+                cause = Cause.REFUSED if fault is Fault.REFUSED else Cause.PROBE_FAILED
+                self._eject(worker, standing, cause, now_s)
+        elif fault is Fault.REFUSED:
+            self._accuse(worker, standing, Cause.REFUSED, caller, now_s)
+        elif standing.failures >= self.bounds.failures:
+            self._accuse(worker, standing, Cause.FAILURES_IN_A_ROW, caller, now_s)
+        elif self._fails_too_often(standing, now_s):
+            self._eject(worker, standing, Cause.FAILURE_SHARE, now_s)
+
+    def on_relay(self, worker: WorkerKey, others: float, seq: int, now_s: float) -> None:
+        """Records what a worker's heartbeat shows. others: requests at the worker that neither this
+        router nor other replicas sent.
+
+        seq: number of the worker's last facts message. A worker that computes blocks while it has
+        requests of others does serve.
+        """
+        standing = self._standings.get(worker)
+        if standing is None:
+            return
+        if others >= 1 and seq > standing.relay_seq and standing.relay_s > -inf:
+            voice = self._voice(standing, RELAY, now_s)
+            voice.served_s = now_s
+            self._seen_to_serve(worker, standing, RELAY, standing.relay_s, now_s)
+        standing.relay_s, standing.relay_seq = now_s, seq
 
     def on_overdue(self, worker: WorkerKey, now_s: float) -> None:
         """Records that a worker's first tokens are far later than expected."""
@@ -340,15 +389,8 @@ class Outliers:
             standing = self._standing(worker)
             if standing.cause is Cause.REPLICA and not standing.probing:
                 standing.until_s = max(standing.until_s, until_s)
-            elif standing.cause is not None:
-                continue
-            elif now_s < standing.doubted_until_s:
-                self.withheld["disputed"] += 1
-            else:
-                self._eject(worker, standing, Cause.REPLICA, now_s, f"replica {replica}", until_s)
-                if standing.cause is Cause.REPLICA:
-                    standing.replica = replica
-                    standing.needs_sample = verdict.cause == Cause.REFUSED
+            elif standing.cause is None:
+                self._believe(worker, standing, replica, verdict.cause, until_s, now_s)
 
     def verdicts(self, now_s: float) -> list[Verdict]:
         """Ejections by this replica's own evidence, for the message to other replicas."""
@@ -359,12 +401,13 @@ class Outliers:
         ]
 
     def judge(self, now_s: float) -> None:
-        """Ejects workers that one caller's word is against, and where none was served meanwhile.
+        """Ejects workers that one caller accused, and that no other evidence cleared in time.
 
         The driver calls this more often than `tick`: a dead worker has half a second.
         """
-        for worker in list(self._suspects):
-            self._charge(worker, self._standings[worker], now_s)
+        for worker, standing in list(self._accused.items()):
+            if standing.accused is not None and now_s >= standing.due_s:
+                self._eject(worker, standing, standing.accused, now_s, standing.accused_by)
 
     def tick(self, now_s: float) -> None:
         """Does what is due by time."""
@@ -374,7 +417,7 @@ class Outliers:
                 continue
             if self._answers(worker, standing):
                 standing.probing = True
-                standing.probes_served = 0
+                standing.served = 0
                 self.probing[worker] = standing
                 self.changes += 1
                 self._on_change(worker)
@@ -388,7 +431,7 @@ class Outliers:
     def forget(self, worker: WorkerKey) -> None:
         """Forgets a worker that left the fleet view."""
         self._standings.pop(worker, None)
-        self._suspects.pop(worker, None)
+        self._accused.pop(worker, None)
         self.probing.pop(worker, None)
         if self._ejected.pop(worker, None) is not None:
             self.changes += 1
@@ -400,16 +443,29 @@ class Outliers:
             standing = self._standings[worker] = Standing()
         return standing
 
+    def _voice(self, standing: Standing, caller: str, now_s: float) -> _Voice:
+        voice = standing.voices.get(caller)
+        if voice is None:
+            if len(standing.voices) >= CALLERS_MAX:
+                oldest = min(standing.voices, key=lambda caller: standing.voices[caller].heard_s)
+                del standing.voices[oldest]
+                self.callers_forgotten += 1
+            voice = standing.voices[caller] = _Voice()
+        voice.heard_s = now_s
+        return voice
+
     def _calm_down(self, standing: Standing, now_s: float) -> None:
         if now_s - standing.failed_s >= self.bounds.calm_s:
             standing.times = 0
 
     def _busy(self, standing: Standing) -> bool:
         """Whether as many probes are in flight as may be: one more than were served."""
-        return len(standing.probes) > min(standing.probes_served, self.bounds.probes - 1)
+        return len(standing.probes) > min(standing.served, self.bounds.probes - 1)
 
     def _refuse(self, standing: Standing, caller: str, now_s: float) -> None:
         """Notes a refused connection; the second caller's makes it more than one's word."""
+        if now_s - standing.refused_s >= self.bounds.window_s:
+            standing.refusers.clear()
         if not standing.refusers:
             standing.refused_s = now_s
         if len(standing.refusers) < 2:
@@ -417,64 +473,104 @@ class Outliers:
         if len(standing.refusers) > 1 and standing.cause in (Cause.REFUSED, Cause.REPLICA):
             standing.accuser = ""
 
-    def _charge(self, worker: WorkerKey, standing: Standing, now_s: float) -> bool:
-        """Ejects a worker in use if there is enough against it: the word of two callers, or of one
-        that waited, or where no other was served for window_s. Returns whether any is against it.
-        """
+    def _accuse(
+        self, worker: WorkerKey, standing: Standing, cause: Cause, caller: str, now_s: float
+    ) -> None:
+        """Ejects a worker: at once if a second caller says so, or if nobody was seen to be served
+        that could say otherwise; else once others had time to."""
         bounds = self.bounds
-        charges = [(Cause.REFUSED, standing.refusers, bounds.refused_alone_s)]
-        if standing.failures >= bounds.failures:
-            charges.append((Cause.FAILURES_IN_A_ROW, standing.accusers, bounds.alone_s))
-        for cause, callers, _ in charges:
-            if len(callers) > 1:
-                self._eject(worker, standing, cause, now_s)
-                return True
-        if (since_s := self._suspects.get(worker)) is None:
-            return False
-        for cause, callers, alone_s in charges:
-            for caller in callers:
-                quiet_s = now_s - _served_s(standing, but=caller)
-                if quiet_s >= bounds.window_s or now_s - since_s >= alone_s:
-                    self._eject(worker, standing, cause, now_s, caller)
-                return True
-        del self._suspects[worker]
-        return False
+        accused_by = {*standing.accusers, standing.accused_by} - {""}
+        if cause is Cause.REFUSED:
+            accused_by |= standing.refusers
+        quiet_s = now_s - max(
+            (voice.served_s for name, voice in standing.voices.items() if name != caller),
+            default=-inf,
+        )
+        if len(accused_by) > 1:
+            self._eject(worker, standing, cause, now_s)
+        elif standing.voices[caller].distrusted_until_s > now_s and quiet_s < 2 * bounds.alone_s:
+            self.withheld["disputed"] += 1
+        elif quiet_s >= bounds.window_s or (standing.accused and now_s >= standing.due_s):
+            self._eject(worker, standing, cause, now_s, caller)
+        elif standing.accused is None:
+            is_refusal = cause is Cause.REFUSED
+            wait_s = bounds.refused_alone_s if is_refusal else bounds.alone_s
+            standing.accused, standing.accused_by, standing.accused_s = cause, caller, now_s
+            standing.due_s = now_s + wait_s
+            self._accused[worker] = standing
 
-    def _disprove(self, worker: WorkerKey, standing: Standing, caller: str, now_s: float) -> None:
-        """An ejected worker serves, as a caller sees: what another one alone held against it is
-        over."""
-        if now_s < standing.ejected_s + self.bounds.grace_s:
+    def _seen_to_serve(
+        self, worker: WorkerKey, standing: Standing, caller: str, since_s: float, now_s: float
+    ) -> None:
+        """A worker has served since a time, as this caller sees: what another one alone holds
+        against it is over."""
+        grace_s = self.bounds.grace_s
+        in_a_row = standing.accused is Cause.FAILURES_IN_A_ROW
+        if standing.accused and (in_a_row or since_s >= standing.accused_s + grace_s):
+            accuser = standing.accused_by
+            self._acquit(worker, standing)
+            if caller != accuser:
+                self._distrust(standing, accuser, now_s)
+        if standing.cause is None or since_s < standing.ejected_s + grace_s:
             return
-        if standing.cause is Cause.NO_FIRST_TOKEN:
+        if standing.cause is Cause.NO_FIRST_TOKEN and caller != RELAY:
             self._take_back(worker, standing, "a first token came")
         elif standing.accuser and standing.accuser != caller:
-            self.withheld["disputed"] += 1
+            self._distrust(standing, standing.accuser, now_s)
             standing.times = max(0, standing.times - 1)
-            if standing.cause is Cause.REPLICA:
-                standing.doubted_until_s = now_s + self.bounds.window_s
             self._take_back(worker, standing, f"{caller or 'another caller'} sees it serve")
+
+    def _acquit(self, worker: WorkerKey, standing: Standing) -> None:
+        standing.accused, standing.accused_by = None, ""
+        self._accused.pop(worker, None)
+
+    def _distrust(self, standing: Standing, caller: str, now_s: float) -> None:
+        self.withheld["disputed"] += 1
+        voice = self._voice(standing, caller, now_s)
+        voice.distrusted_until_s = now_s + self.bounds.window_s
+
+    def _believe(
+        self,
+        worker: WorkerKey,
+        standing: Standing,
+        replica: str,
+        cause: str,
+        until_s: float,
+        now_s: float,
+    ) -> None:
+        """Another replica has ejected a worker: so do we, unless our callers knew better before."""
+        name = f"replica {replica}"
+        if self._voice(standing, name, now_s).distrusted_until_s > now_s:
+            self.withheld["disputed"] += 1
+            return
+        self._eject(worker, standing, Cause.REPLICA, now_s, name, until_s)
+        if standing.cause is Cause.REPLICA:
+            standing.replica = replica
+            standing.needs_sample = cause == Cause.REFUSED
 
     def _fails_too_often(self, standing: Standing, now_s: float) -> bool:
         """Whether too large a share of the last requests failed; and of those, too, that all but
-        the caller with most failures report."""
-        since_s = now_s - self.bounds.window_s
-        recent = [(caller, failed) for at_s, caller, failed in standing.recent if at_s > since_s]
-        failures = Counter(caller for caller, failed in recent if failed)
-        if len(recent) < self.bounds.requests_min or not self._is_large(failures, len(recent)):
+        the caller with most failures report, if they saw any served."""
+        bounds, since_s = self.bounds, now_s - self.bounds.window_s
+        counts: dict[str, tuple[int, int]] = {}
+        for name, voice in standing.voices.items():
+            counts[name] = voice.since(since_s)
+        failed = sum(failures for failures, _ in counts.values())
+        total = sum(count for _, count in counts.values())
+        if total < bounds.requests_min or 100 * failed < bounds.failure_percent * total:
             return False
-        worst = max(failures, key=failures.__getitem__)
-        del failures[worst]
-        others = sum(caller != worst for caller, _ in recent)
-        if others:
-            agreed = self._is_large(failures, others)
+        failed_most, total_most = max(counts.values())
+        rest_failed, rest_total = failed - failed_most, total - total_most
+        relay = standing.voices.get(RELAY)
+        if rest_total > rest_failed:
+            agreed = 100 * rest_failed >= bounds.failure_percent * rest_total
+        elif not rest_failed and failed_most == total_most and relay is not None:
+            agreed = relay.served_s <= since_s
         else:
-            agreed = _served_s(standing, but=worst) <= since_s
+            agreed = True
         if not agreed:
             self.withheld["disputed"] += 1
         return agreed
-
-    def _is_large(self, failures: Counter[str], total: int) -> bool:
-        return 100 * failures.total() >= self.bounds.failure_percent * total
 
     def _eject(
         self,
@@ -488,7 +584,7 @@ class Outliers:
         """Ejects a worker, unless too many of its group are ejected. until_s: None: for twice as
         long as the last time."""
         bounds = self.bounds
-        self._suspects.pop(worker, None)
+        self._acquit(worker, standing)
         soft = cause in (Cause.FAILURE_SHARE, Cause.REPLICA) or (
             cause is Cause.FAILURES_IN_A_ROW and not standing.only_hard
         )
@@ -504,8 +600,9 @@ class Outliers:
         standing.needs_sample = cause is Cause.REFUSED
         standing.probing = False
         standing.probes.clear()
-        standing.probes_served = 0
-        standing.recent.clear()
+        standing.served = 0
+        for voice in standing.voices.values():
+            voice.count = voice.failed = 0
         self.probing.pop(worker, None)
         self._ejected[worker] = standing
         self.ejections[cause] += 1
@@ -534,8 +631,6 @@ class Outliers:
     def _take_back(self, worker: WorkerKey, standing: Standing, why: str) -> None:
         standing.cause, standing.accuser, standing.replica = None, "", ""
         standing.accusers.clear()
-        standing.refusers.clear()
-        standing.refused_s = inf
         standing.probing = standing.needs_sample = False
         standing.probes.clear()
         standing.failures, standing.only_hard = 0, True
@@ -544,9 +639,3 @@ class Outliers:
         self.changes += 1
         self._news.append(f"worker {worker} gets requests again: {why}")
         self._on_change(worker)
-
-
-def _served_s(standing: Standing, but: str) -> float:
-    """When another caller than one was last served; -inf: none was."""
-    served = (at_s for caller, at_s in standing.served.items() if caller != but)
-    return max(served, default=-inf)

@@ -186,9 +186,10 @@ def names_of(certificate: Mapping[str, Any] | None) -> Iterator[str]:
     """
     if not certificate:
         return
-    kinds = ("URI", "DNS", "IP Address", "email")
-    names = [name for kind, name in certificate.get("subjectAltName", ()) if kind in kinds]
-    yield from sorted(names, key=lambda name: not name.startswith("spiffe://"))
+    names = certificate.get("subjectAltName", ())
+    uris = [name for kind, name in names if kind == "URI"]
+    yield from sorted(uris, key=lambda uri: not uri.startswith("spiffe://"))
+    yield from (name for kind, name in names if kind in ("DNS", "IP Address"))
     for part in certificate.get("subject", ()):
         for field, value in part:
             if field == "commonName":

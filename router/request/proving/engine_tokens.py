@@ -220,7 +220,9 @@ class Engines:
         engine = self._engines.pop(base, None) or _Engine()
         self._engines[base] = engine
         if len(self._engines) > ENGINES_MAX:
-            self._engines.popitem(last=False)
+            # One with open questions has turns that these hold.
+            idle = (base for base, known in self._engines.items() if not known.questions)
+            self._engines.pop(next(idle, base))
         return engine
 
     def _note_unusable(self, engine: _Engine) -> None:

@@ -6,7 +6,7 @@ Lists are retried; commands are sent once, since their answer counts the ranks t
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -51,33 +51,6 @@ _Reached = TypeVar(
     RemoveWorkerResponse,
     ResyncWorkerResponse,
 )
-
-
-class WorkerKeywords(TypedDict, total=False):
-    """Fields of RegisterWorkerRequest, with its default where they are absent or None."""
-
-    events: str | None
-    events_bind: bool
-    replay: str | None
-    topic: str | None
-    metrics: str | None
-    load: str | None
-    ranks: int | None
-    first_rank: int
-    model: str | None
-    model_aliases: Sequence[str]
-    block_size: int | None
-    role: str | None
-    kv_connector: str | None
-    kv_engine_id: str | None
-    bootstrap_host: str | None
-    bootstrap_port: int | None
-    labels: Mapping[str, str] | None
-    priority_scheduling: bool
-    warm: bool
-    slots: int | None
-    total_blocks: int | None
-    loads_loras: bool
 
 
 class FleetCalls:
@@ -213,18 +186,63 @@ class FleetCalls:
         *,
         engine: str,
         address: str,
+        events: str | None = None,
+        events_bind: bool = False,
+        replay: str | None = None,
+        topic: str | None = None,
+        metrics: str | None = None,
+        load: str | None = None,
+        ranks: int | None = None,
+        first_rank: int = 0,
+        model: str | None = None,
+        model_aliases: Sequence[str] = (),
+        block_size: int | None = None,
+        role: str | None = None,
+        kv_connector: str | None = None,
+        kv_engine_id: str | None = None,
+        bootstrap_host: str | None = None,
+        bootstrap_port: int | None = None,
+        labels: Mapping[str, str] | None = None,
+        priority_scheduling: bool = False,
+        warm: bool = False,
+        slots: int | None = None,
+        total_blocks: int | None = None,
+        loads_loras: bool = False,
         timeout_s: float | None = None,
-        **about: Unpack[WorkerKeywords],
     ) -> int:
         """Makes this router run a relay for an engine; returns the ranks that it follows.
 
-        engine: its kind, such as vllm. address: where clients send their requests. Raises
-        InvalidRequest with the field's name. 0 ranks: the router's release is older and reads
-        engine, address, events, replay, metrics, labels, role and warm only.
+        engine: its kind, such as vllm. address: where clients send their requests. Every other
+        argument is a field of RegisterWorkerRequest, with its default there. Raises InvalidRequest
+        with the field's name. 0 ranks: the router's release is older and reads engine, address,
+        events, replay, metrics, labels, role and warm only.
         """
-        fields: dict[str, Any] = {name: value for name, value in about.items() if value is not None}
         message = RegisterWorkerRequest(
-            worker_id=worker_id, engine=engine, address=address, **fields
+            worker_id=worker_id,
+            engine=engine,
+            address=address,
+            events=events or "",
+            events_bind=events_bind,
+            replay=replay or "",
+            topic=topic or "",
+            metrics=metrics or "",
+            load=load or "",
+            ranks=ranks,
+            first_rank=first_rank,
+            model=model or "",
+            model_aliases=model_aliases,
+            block_size=block_size,
+            role=role or "",
+            kv_connector=kv_connector or "",
+            kv_engine_id=kv_engine_id or "",
+            bootstrap_host=bootstrap_host or "",
+            bootstrap_port=bootstrap_port,
+            labels=labels or {},
+            priority_scheduling=priority_scheduling,
+            warm=warm,
+            slots=slots,
+            total_blocks=total_blocks,
+            loads_loras=loads_loras,
         )
         return await self._ranks(lambda line: line.fleet.RegisterWorker, message, timeout_s)
 

@@ -248,9 +248,10 @@ class TestBounds:
         for _ in range(3 * OUTCOMES_MAX):
             bench.fail(W[0], caller="one")
         standing = bench.outliers._standings[W[0]]
-        assert len(standing.served) == CALLERS_MAX
-        assert len(standing.recent) == OUTCOMES_MAX
-        assert bench.outliers.callers_forgotten == 2 * CALLERS_MAX
+        assert len(standing.voices) == CALLERS_MAX
+        assert standing.voices["one"].since(0.0) == (OUTCOMES_MAX, OUTCOMES_MAX)
+        assert len(standing.voices["one"].times) == OUTCOMES_MAX
+        assert bench.outliers.callers_forgotten == 2 * CALLERS_MAX + 1
         assert len(standing.accusers) <= 2
 
     def test_news_are_bounded_and_taken_once(self) -> None:
@@ -277,7 +278,7 @@ class TestBounds:
         for worker in W[:2]:
             bench.outliers.forget(worker)
         outliers = bench.outliers
-        assert (outliers._standings, outliers._ejected, outliers._suspects) == ({}, {}, {})
+        assert (outliers._standings, outliers._ejected, outliers._accused) == ({}, {}, {})
         assert (outliers.probing, bench.out()) == ({}, set())
 
 
@@ -327,7 +328,7 @@ class TestOneCallersWord:
         bench.turn(0.2)
         bench.fail(W[0], Fault.REFUSED, caller="first")
         bench.turn(0.25)
-        bench.serve(W[0], "honest", before_s=0.4)
+        bench.serve(W[0], "honest")
         bench.turn(0.5)
         assert bench.out() == (set() if is_cleared else {W[0]})
 
@@ -346,6 +347,9 @@ class TestOneCallersWord:
         bench.turn(0.2)
         bench.serve(W[0], "honest", before_s=3)
         assert bench.out() == set()
+        bench.fail(W[0], Fault.REFUSED, caller="liar", times=5)
+        bench.turn(0.5)
+        assert bench.out() == set(), "its word alone counts no more for a while"
 
     def test_an_honest_callers_single_failure_doesnt_make_it_true(self) -> None:
         bench = Bench()
@@ -356,6 +360,23 @@ class TestOneCallersWord:
                 bench.fail(W[0], caller="honest")
             bench.turn(0.05)
             assert bench.out() == set()
+
+    def test_the_relay_speaks_for_a_worker_that_serves_others(self) -> None:
+        bench = Bench()
+        bench.fail(W[0], Fault.REFUSED, caller="liar")
+        for seq in (10, 20, 30):
+            bench.turn(0.3)
+            bench.outliers.on_relay(W[0], 4.0, seq, bench.now_s)
+        assert bench.out() == set()
+
+    def test_the_relay_of_an_engine_that_computes_nothing_says_nothing(self) -> None:
+        bench = Bench()
+        bench.fail(W[0], Fault.REFUSED, caller="a")
+        bench.sampled_s[W[0]] = bench.now_s - 1
+        for _ in range(3):
+            bench.turn(0.5)
+            bench.outliers.on_relay(W[0], 4.0, 10, bench.now_s)
+        assert bench.out() == {W[0]}
 
 
 class TestAClosedPort:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from events.plane.facts import Stored, pack_hashes
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.decide.core.progress import Progress, ProgressState
@@ -307,6 +308,16 @@ class TestCore:
         assert fleet.core.fleet.outliers.ejections == {}, (
             "400,000 tokens take 20 s at 20,000 a second"
         )
+
+    def test_a_worker_that_computes_for_others_is_seen_to_serve_by_its_relay(self) -> None:
+        fleet = Fleet()
+        key, _ = fleet.add("w0", running=3), fleet.add("w1")
+        fail(fleet, fleet.route(prompt(1), allowed_workers=frozenset({"w0"})).reservation.id)
+        assert fleet.core.fleet.outliers.reason(key)
+        for i in range(3):
+            fleet.turn(0.3)
+            fleet.tell(key, Stored(pack_hashes([i + 1]), "device"))
+        assert fleet.core.fleet.outliers.reason(key) == ""
 
 
 def fail(fleet: Fleet, reservation_id: str, ending: Ending = Ending.FAILED_REFUSED) -> None:
