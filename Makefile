@@ -72,7 +72,7 @@ sanitize: $(STAMP) ## the native parts' tests, and SECONDS=60 of the fuzzer, und
 	@cp -r indexer events router simulator proto setup.py pyproject.toml MANIFEST.in README.md LICENSE NOTICE $(SANITIZED)/src && find $(SANITIZED)/src -name "*.so" -delete
 	@cp -r tests/events tests/indexer tests/router tests/fuzz tests/golden tests/stage tests/conftest.py $(SANITIZED)/tests && cp pyproject.toml $(SANITIZED)
 	@CFLAGS="$(SANITIZERS)" $(PIP) --no-deps --no-cache-dir --target $(SANITIZED)/site ./$(SANITIZED)/src > $(SANITIZED)/build.log 2>&1 || { cat $(SANITIZED)/build.log >&2; exit 1; }
-	@cd $(SANITIZED) && $(PRELOADED) $(abspath $(BIN))/python -m pytest -q tests/indexer tests/fuzz tests/events/relay/test_ledger.py tests/events/relay/test_ledger_multiset.py tests/events/relay/test_saved_ledger.py tests/router/request/wire/test_received.py tests/router/fleet/test_recent_blocks.py tests/router/decide/policies/test_kernels.py tests/router/decide/policies/test_kernel_stories.py tests/router/api/desk $(ARGS)
+	@cd $(SANITIZED) && $(PRELOADED) $(abspath $(BIN))/python -m pytest -q tests/indexer tests/fuzz tests/events/relay/test_ledger.py tests/events/relay/test_ledger_multiset.py tests/events/relay/test_ledger_copy.py tests/events/relay/test_saved_ledger.py tests/events/relay/dynamo/test_ledger.py tests/router/request/wire/test_received.py tests/router/fleet/test_recent_blocks.py tests/router/decide/policies/test_kernels.py tests/router/decide/policies/test_kernel_stories.py tests/router/api/desk $(ARGS)
 	@cd $(SANITIZED) && $(PRELOADED) $(abspath $(BIN))/python -m tests.fuzz --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0)
 
 COMPILED := build/compiled

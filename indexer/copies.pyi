@@ -8,8 +8,11 @@ consists of. Several blocks, of other names, may make the same prefix. Pure.
 
 Laws:
 - a block is known while any tier has a copy of it, or of a page after it in its canonical block;
-- `take` returns what tiers hold and held not when it was called last, and the reverse, in order;
-- a call that raises MemoryError has cleared all.
+- `take` returns what tiers hold and held not when it, `clear` or `restore` was called last, and the
+  reverse, in order;
+- a call that changes blocks and raises MemoryError has cleared all;
+- the first and the last copy of a page take time in proportion to the pages after it in its
+  canonical block.
 """
 
 from collections.abc import Sequence
@@ -22,13 +25,15 @@ GROUPS_MAX: int
 """KV cache groups whose copies are counted."""
 
 class BlockCopies:
-    """The blocks of one engine rank: about 131 bytes each, 78 where they are pages of one token."""
+    """The blocks of one engine rank: about 131 bytes each, 78 where they are pages of one token; 40
+    more from the third KV cache group on."""
 
     may_miss: bool
     """Whether a block went from a tier that had more copies than are counted."""
 
     def __init__(self, blocks_max: int, copies_max: int) -> None:
-        """copies_max: copies counted of a block on a tier, for a group; 255 at most."""
+        """copies_max: copies counted of a block on a tier, for a group. Raises ValueError unless it
+        is 1 to 255."""
 
     def __len__(self) -> int: ...
     def __contains__(self, name: EngineHash) -> bool: ...
@@ -55,8 +60,9 @@ class BlockCopies:
         """A chain of blocks arrived on a tier; returns how many of them are known now: fewer than
         all at blocks_max, -1 after a parent that is not known.
 
-        tokens: little-endian u32. seed: of the BlockHashes of a chain without a parent. suffixes:
-        what the tokens of each block are followed by, for its hash; where blocks are canonical.
+        tokens: little-endian u32. seed: of the BlockHashes of a chain without a parent; a block
+        after a known one has that one's. suffixes: what the tokens of each block are followed by,
+        for its hash; where blocks are canonical.
         """
 
     def put(
@@ -77,8 +83,8 @@ class BlockCopies:
         """Copies of blocks left a tier; returns the names of those that had none there."""
 
     def end(self, name: EngineHash) -> PrefixHash | None:
-        """Prefix of the last canonical block that ends in a block or before it; None: the block is
-        not known."""
+        """Prefix of the last canonical block that ends in a block or before it; None: none does, or
+        the block is not known."""
 
     def take(self) -> list[tuple[bool, Tier, PrefixHash | None, list[PrefixHash]]]:
         """Changes since the last call: (arrived or left, tier, prefix before these, prefixes)."""
@@ -96,7 +102,7 @@ class BlockCopies:
         """A new array of a tier's prefixes: 13 ms for a million blocks."""
 
     def save(self) -> bytes:
-        """All blocks as bytes, for `restore`: 20 to 60 ms for a million."""
+        """All blocks as bytes, for `restore`: some 25 ms for a million."""
 
     def restore(self, saved: bytes) -> None:
         """Adds saved blocks of the same sizes, into none; raises ValueError for bytes that `save`

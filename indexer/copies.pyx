@@ -18,6 +18,7 @@ from indexer.identity import Tier
 
 cdef extern from "indexer/native/copies.h" nogil:
     const uint32_t COPY_GROUPS, COPY_GROUPS_FIRST, NO_BLOCK, COPY_TIERS
+    const int HAS_END
     ctypedef struct BlockName:
         uint64_t low, high
     ctypedef struct Block:
@@ -60,6 +61,7 @@ cdef extern from "indexer/native/copies.h" nogil:
     uint64_t xxh3_64(const uint8_t *, size_t, uint64_t, const uint8_t *)
 
 DEF SECRET_BYTES = 192
+cdef size_t SIZE_MAX = 1 << 24
 GROUPS_MAX = COPY_GROUPS
 """KV cache groups whose copies are counted."""
 cdef uint64_t FIRST_SEED = 0x6B76726F757465
@@ -93,6 +95,8 @@ cdef class BlockCopies:
     cdef uint32_t _blocks_max
 
     def __cinit__(self, uint32_t blocks_max, uint32_t copies_max):
+        if not 0 < copies_max < 256:
+            raise ValueError(f"1 to 255 copies of a block are counted, not {copies_max}")
         self._copies.salt = secrets.randbits(64) | 1
         self._copies.copies_max = copies_max
         self._blocks_max = blocks_max
@@ -123,8 +127,13 @@ cdef class BlockCopies:
         self._copies.may_miss = may_miss
 
     def shape(self, size_t block_size, size_t canonical_size):
-        if self._copies.blocks or not block_size or not canonical_size:
-            raise ValueError("the sizes of blocks are numbers of at least 1, and set before any block comes")
+        if self._copies.blocks:
+            raise ValueError("the sizes of blocks are set before any block comes")
+        if not 0 < block_size <= SIZE_MAX or not 0 < canonical_size <= SIZE_MAX:
+            raise ValueError(f"blocks of {block_size} and {canonical_size} tokens are not of 1 to {SIZE_MAX}")
+        if block_size % canonical_size and canonical_size % block_size:
+            raise ValueError(f"neither {block_size} nor {canonical_size} tokens is a multiple of the other")
+        copies_clear(&self._copies)
         copies_shape(&self._copies, block_size, canonical_size)
 
     def store(self, names, parent, tokens not None, uint64_t seed, uint32_t group, int tier, suffixes=None):
@@ -132,12 +141,15 @@ cdef class BlockCopies:
         cdef uint32_t before = NO_BLOCK, number
         cdef size_t place, count = len(names), suffix_bytes = 0
         cdef const uint8_t *suffix = NULL
+        cdef bytes extra
         cdef const uint8_t *content
         cdef uint64_t end
         cdef BlockName name
         self._check(group, tier)
         if suffixes is not None and (c.pages > 1 or c.parts > 1):
             raise ValueError("blocks that are split or merged have no suffixes")
+        if suffixes is not None and <size_t>len(suffixes) < count:
+            raise ValueError(f"{len(suffixes)} suffixes for {count} blocks")
         if parent is not None:
             before = copies_find(c, name_of(parent))
             if before == NO_BLOCK:
@@ -155,8 +167,9 @@ cdef class BlockCopies:
                     if c.blocks >= self._blocks_max:
                         return place
                     if suffixes is not None:
-                        suffix = <const uint8_t *>PyBytes_AS_STRING(suffixes[place])
-                        suffix_bytes = len(suffixes[place])
+                        extra = suffixes[place]
+                        suffix = <const uint8_t *>PyBytes_AS_STRING(extra)
+                        suffix_bytes = len(extra)
                     number = copies_add(c, name, before, seed, content + place * c.block_bytes, suffix, suffix_bytes)
                     if number == NO_BLOCK:
                         self._fail()
@@ -165,10 +178,10 @@ cdef class BlockCopies:
                 else:
                     end = copies_block(c, before).end
                     copies_copy(c, number, group, tier, &end)
+                self._check_memory()
                 before = number
         finally:
             PyBuffer_Release(&view)
-        self._check_memory()
         return count
 
     def put(self, names, prefixes not None, parent, int tier):
@@ -200,8 +213,8 @@ cdef class BlockCopies:
                 if number == NO_BLOCK:
                     self._fail()
             copies_copy(c, number, 0, tier, &before if place or parent is not None else NULL)
+            self._check_memory()
             before = chain[place]
-        self._check_memory()
         return count, renamed
 
     def store_known(self, names, uint32_t group, int tier):
@@ -214,7 +227,7 @@ cdef class BlockCopies:
                 unknown.append(name)
             else:
                 copies_copy(&self._copies, number, group, tier, NULL)
-        self._check_memory()
+                self._check_memory()
         return unknown
 
     def remove(self, names, uint32_t group, int tier):
@@ -223,12 +236,14 @@ cdef class BlockCopies:
         for name in names:
             if not copies_remove(&self._copies, copies_find(&self._copies, name_of(name)), group, tier):
                 unknown.append(name)
-        self._check_memory()
+            self._check_memory()
         return unknown
 
     def end(self, name):
         cdef uint32_t number = copies_find(&self._copies, name_of(name))
-        return None if number == NO_BLOCK else copies_block(&self._copies, number).end
+        if number == NO_BLOCK or not copies_block(&self._copies, number).flags & HAS_END:
+            return None
+        return copies_block(&self._copies, number).end
 
     def take(self):
         cdef Copies *c = &self._copies
@@ -276,19 +291,25 @@ cdef class BlockCopies:
     def restore(self, bytes saved not None):
         cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(saved)
         cdef size_t size = len(saved)
-        cdef uint32_t taken
+        cdef uint32_t taken, count
         if self._copies.blocks:
             raise ValueError("blocks are restored into none")
+        copies_clear(&self._copies)
         if not size or at[0] not in (COPY_GROUPS_FIRST, COPY_GROUPS):
             raise ValueError("saved blocks begin with no number of groups")
         if at[0] != self._copies.groups:
             self._check(COPY_GROUPS - 1, 0)
-        count, left = divmod(size - 1, saved_bytes(&self._copies))
-        if left or count > self._blocks_max:
+        whole, left = divmod(size - 1, saved_bytes(&self._copies))
+        if left or whole > self._blocks_max:
             raise ValueError(f"{size - 1} bytes are not at most {self._blocks_max} saved blocks")
-        taken = copies_restore(&self._copies, at + 1, count)
+        if whole and not self._copies.block_bytes:
+            raise ValueError(f"{whole} saved blocks of an unknown size")
+        count = whole
+        with nogil:
+            taken = copies_restore(&self._copies, at + 1, count)
         self._check_memory()
         if taken < count:
+            copies_clear(&self._copies)
             raise ValueError(f"saved block {taken} of {count} is there twice, or fits no other")
 
     cdef int _check(self, uint32_t group, int tier) except -1:

@@ -5,7 +5,7 @@ together while the stream goes on.
 
 Laws:
 - all chunks of a snapshot together are the ledger after message `as_of`;
-- snapshots are few and short-lived: 32 MiB each for four million blocks.
+- snapshots are few and short-lived: 32 MiB each for four million placements.
 """
 
 from typing import Protocol

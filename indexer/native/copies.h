@@ -6,7 +6,8 @@
  * a copy of the block, or of all its pages. Pages of one canonical block are a tree by their
  * `parent`: chains may branch inside it.
  *
- * Without memory `no_memory` is set, and the rest of the call is left out: the caller clears all. */
+ * Without memory `no_memory` is set, and the rest of the call is left out: the caller clears all
+ * before any other call. */
 #ifndef KVROUTE_COPIES_H
 #define KVROUTE_COPIES_H
 
@@ -21,7 +22,11 @@
 #define CHAIN_SEED 1337
 #define SMALLEST_ROOM 16
 
-enum { FREE_RECORD = 1, HAS_END = 2, CAPPED = 4 };
+enum {
+    FREE_RECORD = 1,
+    HAS_END = 2, /* `end` is a prefix: a canonical block ends in this block, or before it */
+    CAPPED = 4   /* it has had more copies than are counted */
+};
 
 typedef struct {
     uint64_t low, high;
@@ -139,7 +144,7 @@ static void copies_note(Copies *c, int is_placed, int tier, const uint64_t *pare
 }
 
 static inline uint64_t held_home(const Copies *c, uint64_t prefix) {
-    return xxh_fold(prefix ^ c->salt, XXH_P64_1) & (c->held_room - 1);
+    return xxh_fold(prefix ^ c->salt, xxh_rotl(c->salt, 32)) & (c->held_room - 1);
 }
 
 static inline int held_is_empty(const HeldPrefix *held) {
@@ -206,7 +211,7 @@ static void copies_release(Copies *c, int tier, uint64_t prefix) {
 /* Names. */
 
 static inline uint64_t name_home(const Copies *c, BlockName name) {
-    return xxh_fold(name.low ^ c->salt, name.high ^ XXH_P64_1) & (c->names_room - 1);
+    return xxh_fold(name.low ^ c->salt, name.high ^ xxh_rotl(c->salt, 32)) & (c->names_room - 1);
 }
 
 /* The place of a name, or the empty place for it. */
@@ -290,7 +295,8 @@ static int copies_widen(Copies *c) {
     return 0;
 }
 
-/* An empty record with a name that is new, behind a page of its canonical block or NO_BLOCK. */
+/* An empty record with a name that is new, behind a page of its canonical block or NO_BLOCK; returns
+ * NO_BLOCK without memory. */
 static uint32_t record_add(Copies *c, BlockName name, uint32_t parent) {
     if (2 * ((uint64_t)c->blocks + 1) > c->names_room && names_grow(c)) return NO_BLOCK;
     uint32_t number = c->free_record;
@@ -380,7 +386,7 @@ static const uint8_t *copies_joined(Copies *c, Block *last) {
 }
 
 /* A new block after `parent` (NO_BLOCK: it begins a chain, of this seed) with its tokens, which
- * `suffix` follows where blocks are canonical. */
+ * `suffix` follows where blocks are canonical; returns NO_BLOCK without memory. */
 static uint32_t copies_add(Copies *c, BlockName name, uint32_t parent, uint64_t seed,
                            const uint8_t *tokens, const uint8_t *suffix, size_t suffix_bytes) {
     int inside = parent != NO_BLOCK && copies_block(c, parent)->place + 1 < c->pages;
@@ -556,18 +562,20 @@ static inline size_t saved_bytes(const Copies *c) {
 static int copies_save(const Copies *c, uint8_t *out) {
     uint32_t *places = (uint32_t *)malloc(4 * ((size_t)c->records_used + 1)), saved = 0;
     if (!places) return -1;
-    for (uint32_t place = 0; place < c->pages && saved < c->blocks; place++)
-        for (uint32_t number = 0; number < c->records_used; number++) {
-            Block *block = copies_block(c, number);
-            if (block->flags & FREE_RECORD || block->place != place) continue;
+    for (uint32_t first = 0; first < c->records_used; first++) {
+        const Block *begins = copies_block(c, first);
+        if (begins->flags & FREE_RECORD || begins->parent != NO_BLOCK) continue;
+        for (uint32_t at = first; at != NO_BLOCK; at = page_next(c, at, first, 1)) {
+            const Block *block = copies_block(c, at);
             uint32_t parent = block->parent == NO_BLOCK ? NO_BLOCK : places[block->parent];
-            places[number] = saved++;
+            places[at] = saved++;
             memcpy(out, block, 32);
             memcpy(out + 32, &parent, 4);
             out[36] = block->flags;
             memcpy(out + SAVED_HEAD, block->tail, saved_bytes(c) - SAVED_HEAD);
             out += saved_bytes(c);
         }
+    }
     free(places);
     return 0;
 }
@@ -586,6 +594,7 @@ static uint32_t copies_restore(Copies *c, const uint8_t *in, uint32_t count) {
             if (parent >= taken) return taken;
             place = copies_block(c, parent)->place + 1;
         }
+        if (name.high != 1 && !(name.high & 2)) return taken; /* neither a number's nor bytes' */
         uint8_t flags = in[36], needed = place + 1 == c->pages ? HAS_END : 0;
         if (place >= c->pages || flags & ~(HAS_END | CAPPED) || (flags & needed) != needed)
             return taken;
@@ -601,6 +610,10 @@ static uint32_t copies_restore(Copies *c, const uint8_t *in, uint32_t count) {
         for (int tier = 0; tier < COPY_TIERS; tier++)
             if (copies_is_on(c, block, tier)) block_arrived(c, number, tier, NULL);
         c->changes_used = c->hashes_used = 0;
+    }
+    for (uint32_t number = 0; number < count; number++) {
+        const Block *block = copies_block(c, number);
+        if (block->child == NO_BLOCK && !copies_is_anywhere(c, block)) return number;
     }
     return count;
 }

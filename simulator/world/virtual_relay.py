@@ -16,7 +16,7 @@ import numpy as np
 from typing_extensions import override
 
 from events.plane.facts import TIER_NAMES, Epoch, Heartbeat, Stored, encode, pack_hashes
-from events.relay.ledger import BLOCKS_MAX, Change, HeldBlocks, changes_of
+from events.relay.ledger import BLOCKS_MAX, Change, HeldBlocks
 from events.relay.outbox import Outbox
 from events.relay.rank import EngineState, Publish, Rank, RankEffect
 from events.relay.snapshot import CHUNK_BYTES
@@ -50,12 +50,12 @@ class NamedPrefixes(HeldBlocks):
         """Adds a copy of each block of a chain."""
         before = None if parent is None else PrefixHash(parent)
         self._copies.put(hashes, np.array(hashes, np.uint64), before, tier)
-        return changes_of(self._copies)
+        return self._changes()
 
     def remove(self, tier: Tier, hashes: Sequence[int]) -> list[Change]:
         """Takes a copy of each block. Unknown blocks, as on a partial stream, are ignored."""
         self._copies.remove(hashes, 0, tier)
-        return changes_of(self._copies)
+        return self._changes()
 
 
 class VirtualRelay:

@@ -67,10 +67,47 @@ def test_a_group_or_a_tier_that_there_is_not_is_refused(group: int, tier: Tier) 
     assert len(blocks) == 0
 
 
-@pytest.mark.parametrize("sizes", [(0, 16), (16, 0)])
+@pytest.mark.parametrize("sizes", [(0, 16), (16, 0), (5, 16), (24, 16), (1 << 62, 1)])
 def test_sizes_are_refused_where_there_can_be_no_blocks(sizes: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match=r"not of 1 to|is a multiple"):
         copies(*sizes)
+
+
+@pytest.mark.parametrize("copies_max", [0, 256])
+def test_copies_are_counted_in_a_byte(copies_max: int) -> None:
+    with pytest.raises(ValueError, match="1 to 255 copies"):
+        BlockCopies(9, copies_max)
+
+
+def test_sizes_may_change_once_the_blocks_are_gone() -> None:
+    blocks = copies()
+    for size in (16, 64, 4, 16):
+        blocks.shape(size, 16)
+        blocks.store([1, 2], None, TOKENS * 2, hash_seed(), 5, Tier.DEVICE)
+        assert blocks.remove([2, 1], 5, Tier.DEVICE) == []
+    again = copies(4, 16)
+    again.store([1, 2, 3, 4], None, TOKENS, hash_seed(), 0, Tier.DEVICE)
+    blocks.shape(4, 16)
+    blocks.restore(again.save())
+    assert (held(blocks), len(blocks)) == (held(again), 4)
+
+
+def test_blocks_that_can_t_be_restored_leave_none() -> None:
+    whole = copies(4, 16)
+    whole.store([1, 2, 3, 4], None, TOKENS, hash_seed(), 0, Tier.DEVICE)
+    saved, blocks = whole.save(), copies(4, 16)
+    record = (len(saved) - 1) // 4
+    with pytest.raises(ValueError, match="saved block 3 of 4"):
+        blocks.restore(saved[: 1 + 3 * record] + saved[1 : 1 + record])
+    assert (len(blocks), blocks.count()) == (0, 0)
+    with pytest.raises(ValueError, match="unknown size"):
+        BlockCopies(9, 16).restore(saved[:1] + bytes(43))
+
+
+def test_a_page_before_the_end_of_a_canonical_block_has_no_prefix() -> None:
+    blocks = copies(4, 16)
+    blocks.store([1, 2, 3, 4, 5], None, TOKENS * 2, hash_seed(), 0, Tier.DEVICE)
+    assert [blocks.end(name) for name in (1, 3, 4, 5)] == [None, None, PREFIXES[0], PREFIXES[0]]
 
 
 def test_sizes_stay_what_they_were_once_there_are_blocks() -> None:
@@ -94,8 +131,12 @@ def test_only_canonical_blocks_have_suffixes_or_prefixes_of_their_own(
     sizes: tuple[int, int],
 ) -> None:
     blocks = copies(*sizes)
-    with pytest.raises(ValueError, match="suffixes"):
+    with pytest.raises(ValueError, match="have no suffixes"):
         blocks.store([1], None, TOKENS, 0, 0, Tier.DEVICE, [b"x"])
+    with pytest.raises(ValueError, match="1 suffixes for 2 blocks"):
+        copies().store([1, 2], None, TOKENS, 0, 0, Tier.DEVICE, [b"x"])
+    with pytest.raises(TypeError):
+        copies().store([1], None, TOKENS, 0, 0, Tier.DEVICE, ["x"])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="not canonical"):
         blocks.put([1], PREFIXES, None, Tier.DEVICE)
 

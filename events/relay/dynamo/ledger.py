@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from events.relay.ledger import BLOCKS_MAX, Change, HeldBlocks, changes_of
+from events.relay.ledger import BLOCKS_MAX, Change, HeldBlocks
 from indexer.hashing import prefix_hashes
 from indexer.identity import BlockHash, Tier
 
@@ -36,11 +36,12 @@ class DynamoLedger(HeldBlocks):
         begins: bool = True,
     ) -> list[Change]:
         """A chain arrived on a tier; begins: without a parent, it starts a prompt."""
+        self._is_half_applied = True
         before = None if parent is None else self._copies.end(parent)
         if before is None and (parent is not None or not begins):
             self.dropped["unknown_parent"] += len(names)
             self.left_out.add("unknown_parent", names)
-            return []
+            return self._changes()
         chain = prefix_hashes(np.array(blocks, dtype=np.uint64), before)
         stored, renamed = self._copies.put(names, chain, before, tier)
         if renamed:
@@ -48,11 +49,12 @@ class DynamoLedger(HeldBlocks):
         if stored < len(names):
             self.dropped["ledger_full"] += len(names) - stored
             self.left_out.add("ledger_full", names[stored:])
-        return changes_of(self._copies)
+        return self._changes()
 
     def remove(self, tier: Tier, names: Sequence[int]) -> list[Change]:
         """Names left a tier."""
+        self._is_half_applied = True
         for name in self._copies.remove(names, 0, tier):
             self.dropped["unknown_removal"] += 1
             self.left_out.remove(name)
-        return changes_of(self._copies)
+        return self._changes()

@@ -293,6 +293,18 @@ def test_a_block_of_another_size_is_counted() -> None:
     assert ledger.dropped == {"block_size_changed": 1}
 
 
+def test_a_wipe_after_a_call_that_raised_is_told() -> None:
+    """What that call took away was not."""
+    for before in (BlocksCleared(), removed([11])):
+        ledger = Ledger()
+        ledger.apply(stored([11], [1]))
+        with pytest.raises(TypeError):
+            ledger.apply(before, stored([None], [2]))  # type: ignore[list-item]
+        assert ledger.count() == 0
+        assert ledger.wipe() == [Wiped()]
+        assert ledger.wipe() == []
+
+
 # --- split and merged ---
 
 

@@ -53,7 +53,7 @@ NAMESPACES: list[dict[str, str]] = [
     {"cache_salt": "tenant"},
     {"lora_name": "ad", "cache_salt": "tenant"},
 ]
-GROUPS = [None, 0]
+GROUPS = [None, 0, 7]
 
 
 class Multiset:
