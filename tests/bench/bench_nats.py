@@ -96,7 +96,7 @@ async def _latency(url: str, load: float) -> tuple[float, float]:
         port = (await engine.hear())["port"]
         relay = (
             *(*KVROUTE, "relay", "--worker-id", PROBE.worker_id),
-            *("--fleet", FLEET, "--nats", url, "--address", "none", "--topic", TOPIC),
+            *("--fleet", FLEET, "--nats", url, "--address", "http://none", "--topic", TOPIC),
             *("--events", f"tcp://127.0.0.1:{port}", "--metrics-listen", ""),
             *("--log-level", "error"),
         )
