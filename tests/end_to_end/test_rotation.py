@@ -167,7 +167,7 @@ async def test_a_rotation_of_everything_fails_no_call(tmp_path: Path) -> None:
     rotation.followed.add("certificates", certificates)
     door.follow(rotation.followed)
     settings = GrpcSettings(listen="127.0.0.1:0", max_connection_age_s=AGE_S)
-    async with served(settings, certificates=certificates, door=door) as stage:
+    async with served(grpc_settings=settings, certificates=certificates, door=door) as stage:
         stage.fleet.add("w0", total_slots=100_000)
         target = f"127.0.0.1:{stage.server.port}"
         async with KvRouteClient(target, fallback=False, **rotation.dial()) as client:

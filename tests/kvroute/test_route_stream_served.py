@@ -24,7 +24,7 @@ def client_of(stage: Served, retry: RetryPolicy = ONCE) -> KvRouteClient:
 async def test_callers_never_notice_that_connections_have_an_age() -> None:
     settings = GrpcSettings(listen="127.0.0.1:0", max_connection_age_s=0.1)
     async with (
-        served(settings, bounds=GrpcBounds(age_grace_s=0.25)) as stage,
+        served(grpc_settings=settings, bounds=GrpcBounds(age_grace_s=0.25)) as stage,
         client_of(stage) as client,
     ):
         stage.fleet.add("w0", total_blocks=None, total_slots=None)

@@ -13,10 +13,7 @@ from router.request import bodies
 from router.request.prompt_error import PromptError
 from router.request.prompt_settings import RendererSettings
 from router.request.rendering.renderer import Renderer
-from router.request.tokens import (
-    EngineAt,
-    Prompts,
-)
+from router.request.tokens import EngineAt, Prompts
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
