@@ -204,14 +204,34 @@ def answering(body: bytes, status: int = 200, **headers: str) -> Play:
     return play
 
 
+async def begun(request: web.Request, *chunks: bytes) -> web.StreamResponse:
+    """A stream of events of which these chunks were sent, each by itself."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for chunk in chunks:
+        await response.write(chunk)
+    return response
+
+
+def cut(request: web.Request, *, reset: bool = False) -> None:
+    """Closes the connection of a request."""
+    assert request.transport is not None
+    if reset:
+        request.transport.abort()
+    else:
+        request.transport.close()
+
+
 def streaming(*chunks: bytes) -> Play:
     """Answers every request with a stream of these chunks, each sent by itself."""
 
     async def play(request: web.Request, _: bytes) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        for chunk in chunks:
-            await response.write(chunk)
-        return response
+        return await begun(request, *chunks)
 
     return play
+
+
+async def silent(_request: web.Request, _: bytes) -> web.StreamResponse:
+    """Answers no request."""
+    await asyncio.Event().wait()
+    raise AssertionError
