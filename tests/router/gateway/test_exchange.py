@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.gateway.exchange import (
-    Blame,
-    Exchange,
-    Verdict,
-    forwarded,
-    goes_by_load,
-    returned,
-)
+from router.gateway.exchange import Blame, Exchange, Verdict, forwarded, goes_by_load, returned
 from router.request.bodies import PATHS
 from tests.stage.script import played
 

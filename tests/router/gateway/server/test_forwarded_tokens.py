@@ -37,8 +37,8 @@ async def forwarded(body: bytes, kind: str = "vllm", path: str = CHAT, **about: 
         (key,) = stage.served.fleet.relays
         stage.served.fleet.say(key, engine=kind)
         await stage.gateway.roster.refresh()
-        async with stage.post(path, body) as answer:
-            assert answer.status == 200, await answer.text()
+        answer = await stage.ask(path, body)
+        assert answer.status == 200, answer.body.decode()
         counted = stage.sample("kvroute_gateway_sent_total", kind="with_tokens", engine=kind)
     (sent,) = (
         body
