@@ -118,11 +118,7 @@ STEPS = st.one_of(
 )
 
 
-@given(
-    st.integers(1, 20),
-    st.one_of(st.none(), st.integers(1, 8)),
-    st.lists(STEPS, max_size=120),
-)
+@given(st.integers(1, 20), st.one_of(st.none(), st.integers(1, 8)), st.lists(STEPS, max_size=120))
 @settings(max_examples=300)
 def test_places_are_as_the_laws_say(
     connections_max: int, address_max: int | None, steps: list[tuple[str, object]]
