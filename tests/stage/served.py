@@ -196,7 +196,7 @@ async def served(
     )
     texts = Texts(desk, fleet.core, prompts)
     service = RouterService(desk, reports, guard, stopping, texts=texts, stream_age_s=stream_age_s)
-    workers = FleetService(
+    fleet_service = FleetService(
         fleet.core,
         fleet.clock,
         stopping,
@@ -209,7 +209,7 @@ async def served(
         watchers=watchers,
     )
     server = GrpcServer(
-        settings, service, workers, certificates=certificates, http=http, bounds=bounds
+        settings, service, fleet_service, certificates=certificates, http=http, bounds=bounds
     )
     await server.start()
     try:
@@ -227,7 +227,7 @@ async def served(
                 desk,
                 reports,
                 guard,
-                workers.feed,
+                fleet_service.feed,
                 texts,
                 watchers,
             )

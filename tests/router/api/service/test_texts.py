@@ -14,7 +14,7 @@ from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
 from router.api.service import texts as texts_module
 from router.config.settings.queue_settings import QueueSettings
-from router.fleet.health.warnings import WarningCode
+from router.fleet.health.warnings import WarningCode, WorkerWarning
 from router.request.prompt_settings import RendererSettings
 from router.request.rendering.renderer import Renderer
 from router.request.tokens import ModelPrompts, Source
@@ -43,6 +43,16 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> RendererSettings:
 
 def local(settings: RendererSettings) -> dict[str, ModelPrompts]:
     return {"m": ModelPrompts(source=Source.LOCAL, renderer=settings, processes=1)}
+
+
+def unaudited(settings: RendererSettings) -> dict[str, ModelPrompts]:
+    """Of which no share is compared with the engine's tokens later."""
+    return {"m": ModelPrompts(renderer=settings, processes=1, audit_share=0.0)}
+
+
+def warnings(stage: Served, worker_id: str = "w0") -> list[WorkerWarning]:
+    source = stage.fleet.view.sources[WorkerKey(worker_id, 0)]
+    return stage.fleet.core.fleet.warnings(source, stage.fleet.clock())
 
 
 @asynccontextmanager
@@ -100,8 +110,8 @@ async def test_a_long_text_takes_the_fast_form_and_matches_what_tokens_matched(
     text = "what is the weather in Paris? " * 400
     async with with_worker(models_prompts=local(settings)) as stage:
         first = await stage.route(text=text, return_tokens=True)
-        again = asked(token_bytes=first.prompt.token_bytes)
-        known = (await stage.router.Route(again)).overlap_tokens.usable
+        again = await stage.route(token_bytes=first.prompt.token_bytes)
+        known = again.overlap_tokens.usable
         assert known > 1000
         assert (await stage.route(text=text)).overlap_tokens.usable == known
 
@@ -136,15 +146,7 @@ async def test_without_tokens_a_prompt_is_routed_by_its_length_and_matches_nothi
             assert answer.prompt.estimate_reason.startswith("NO_TOKENIZER: ")
             assert answer.overlap_tokens.raw == answer.overlap_tokens.predicted == 0
             assert answer.new_tokens == answer.prompt.count
-        progress = [
-            router_pb2.Progress(
-                reservation_id=answer.reservation_id,
-                state=router_pb2.PROGRESS_STATE_FINISHED,
-                cached_tokens=900,
-                prompt_tokens=1000,
-            )
-        ]
-        await stage.router.Report(router_pb2.ReportRequest(progress=progress))
+        await stage.report(answer.reservation_id, cached_tokens=900, prompt_tokens=1000)
         checked = stage.fleet.core.fleet.self_check
         assert checked.results == {"untrusted": 1}, "nothing is known of the prompt's content"
 
@@ -185,13 +187,12 @@ async def test_what_is_wrong_beside_the_text_is_refused_and_counted(
 
 async def test_a_body_may_be_larger_than_other_requests_up_to_its_own_limit() -> None:
     async with with_worker(longest=10_000) as stage:
-        large = asked(chat_completion_body=b"x" * (9 << 20))
-        answer = await stage.router.Route(large)
+        answer = await stage.route(chat_completion_body=b"x" * (9 << 20))
         assert answer.prompt.count == 5000, "half of the worker's length"
-        tokens = asked(token_bytes=bytes(9 << 20))
-        assert (await refusal(stage.router.Route(tokens))).reason == "MESSAGE_TOO_LARGE"
-        larger = asked(chat_completion_body=b"x" * ((32 << 20) + 1))
-        assert (await refusal(stage.router.Route(larger))).reason == "MESSAGE_TOO_LARGE"
+        refused = await refusal(stage.route(token_bytes=bytes(9 << 20)))
+        assert refused.reason == "MESSAGE_TOO_LARGE"
+        refused = await refusal(stage.route(chat_completion_body=b"x" * ((32 << 20) + 1)))
+        assert refused.reason == "MESSAGE_TOO_LARGE"
 
 
 async def test_a_caller_that_leaves_while_its_tokens_are_made_leaves_nothing(
@@ -263,22 +264,19 @@ async def test_a_text_waits_in_the_queue_like_any_other(settings: RendererSettin
 async def test_the_engine_s_tokens_prove_ours_and_its_count_bars_them(
     settings: RendererSettings,
 ) -> None:
-    models = {"m": ModelPrompts(renderer=settings, processes=1, audit_share=0.0)}
-    async with with_engine(StandIn(settings), models_prompts=models) as stage:
-        request = asked(chat_completion_body=chat())
-        first = await stage.router.Route(request)
+    async with with_engine(StandIn(settings), models_prompts=unaudited(settings)) as stage:
+        first = await stage.route(chat_completion_body=chat())
         assert (first.prompt.source, first.prompt.verified) == (ENGINE, True)
         await quiet(stage.texts.prompts)
-        second = await stage.router.Route(request)
+        second = await stage.route(chat_completion_body=chat())
         assert (second.prompt.source, second.prompt.verified) == (LOCAL, True)
-        source = stage.fleet.view.sources[WorkerKey("w0", 0)]
-        assert not stage.fleet.core.fleet.warnings(source, stage.fleet.clock())
+        assert not warnings(stage)
         await stage.report(
             second.reservation_id, "prefill_done", prompt_tokens=second.prompt.count + 5
         )
-        third = await stage.router.Route(request)
+        third = await stage.route(chat_completion_body=chat())
         assert third.prompt.source == ENGINE
-        (warning,) = stage.fleet.core.fleet.warnings(source, stage.fleet.clock())
+        (warning,) = warnings(stage)
         assert warning.code is WarningCode.TOKENS_DIFFER
         assert "such as chat:" in warning.sentence
 
@@ -287,16 +285,14 @@ async def test_a_worker_with_another_template_is_named_and_not_asked_for_tokens(
     settings: RendererSettings, tmp_path: Path
 ) -> None:
     folder = make_folder(tmp_path, TEMPLATE.replace("<|im_end|>", "!<|im_end|>"))
-    models = {"m": ModelPrompts(renderer=settings, processes=1, audit_share=0.0)}
     async with (
         serving(StandIn(settings)) as same,
         serving(StandIn(RendererSettings(folder=str(folder)))) as odd,
-        with_worker(address=same.address, models_prompts=models) as stage,
+        with_worker(address=same.address, models_prompts=unaudited(settings)) as stage,
     ):
         stage.fleet.add("w1", address=odd.address)
-        request = asked(chat_completion_body=chat())
         for _ in range(2):
-            await stage.router.Route(request)
+            await stage.route(chat_completion_body=chat())
             await quiet(stage.texts.prompts)
         questions = len(odd.asked)
         for worker_id in ("w0", "w1", "w0", "w1"):
@@ -304,12 +300,8 @@ async def test_a_worker_with_another_template_is_named_and_not_asked_for_tokens(
             assert answer.worker_id == worker_id
             assert (answer.prompt.source, answer.prompt.verified) == (LOCAL, worker_id == "w0")
         assert len(odd.asked) == questions
-        fleet = stage.fleet.core.fleet
-        warned = {
-            key.worker_id: [warning.code for warning in fleet.warnings(source, stage.fleet.clock())]
-            for key, source in stage.fleet.view.sources.items()
-        }
-        assert warned == {"w0": [], "w1": [WarningCode.TOKENS_DIFFER]}
+        assert warnings(stage, "w0") == []
+        assert [one.code for one in warnings(stage, "w1")] == [WarningCode.TOKENS_DIFFER]
 
 
 async def test_an_engine_without_tokenize_is_named_with_what_to_do(
@@ -317,25 +309,20 @@ async def test_an_engine_without_tokenize_is_named_with_what_to_do(
 ) -> None:
     stand_in = StandIn(settings)
     stand_in.answer = lambda: web.Response(status=404)
-    models = {"m": ModelPrompts(renderer=settings, processes=1, audit_share=0.0)}
-    async with with_engine(stand_in, models_prompts=models) as stage:
-        source = stage.fleet.view.sources[WorkerKey("w0", 0)]
-        request = asked(chat_completion_body=chat())
-        answer = await stage.router.Route(request)
+    async with with_engine(stand_in, models_prompts=unaudited(settings)) as stage:
+        answer = await stage.route(chat_completion_body=chat())
         assert (answer.prompt.source, answer.prompt.verified) == (LOCAL, False)
-        (warning,) = stage.fleet.core.fleet.warnings(source, stage.fleet.clock())
+        (warning,) = warnings(stage)
         assert warning.code is WarningCode.TOKENS_UNPROVEN
         assert "has no /tokenize (HTTP status 404)" in warning.sentence
         assert "models[].prompts.source to local" in warning.sentence
         stand_in.answer = None
-        await stage.router.Route(request)
-        assert not stage.fleet.core.fleet.warnings(source, stage.fleet.clock())
-    local_only = {"m": ModelPrompts(source=Source.LOCAL, renderer=settings, processes=1)}
+        await stage.route(chat_completion_body=chat())
+        assert not warnings(stage)
     stand_in.answer = lambda: web.Response(status=404)
-    async with with_engine(stand_in, models_prompts=local_only) as stage:
-        await stage.router.Route(request)
-        source = stage.fleet.view.sources[WorkerKey("w0", 0)]
-        assert not stage.fleet.core.fleet.warnings(source, stage.fleet.clock())
+    async with with_engine(stand_in, models_prompts=local(settings)) as stage:
+        await stage.route(chat_completion_body=chat())
+        assert not warnings(stage)
 
 
 async def test_prompts_over_the_bound_are_estimated(
@@ -345,8 +332,7 @@ async def test_prompts_over_the_bound_are_estimated(
     async with with_worker(models_prompts=local(settings)) as stage:
         answer = await stage.route(chat_completion_body=chat())
         assert answer.prompt.estimate_reason.startswith("RENDER_QUEUE_FULL: ")
-        request = asked(chat_completion_body=chat(), require_tokens=True)
-        refused = await refusal(stage.router.Route(request))
+        refused = await refusal(stage.route(chat_completion_body=chat(), require_tokens=True))
         assert (refused.code, refused.reason) == (Code.RESOURCE_EXHAUSTED, "RENDER_QUEUE_FULL")
         assert refused.retry_s
 
@@ -356,8 +342,7 @@ async def test_the_making_of_tokens_is_a_span_beside_that_of_the_route(
 ) -> None:
     kept = Kept()
     async with with_worker(models_prompts=local(settings), tracing=kept.tracing) as stage:
-        body = asked(chat_completion_body=chat(), traceparent=PARENT.header())
-        answer = await stage.router.Route(body)
+        answer = await stage.route(chat_completion_body=chat(), traceparent=PARENT.header())
         await stage.route(chat_completion_body=chat())  # has no trace
     render, route = kept.one("kvroute.render"), kept.one("kvroute.route")
     assert render.parent_id == route.parent_id == PARENT.span_id
@@ -370,12 +355,9 @@ async def test_the_making_of_tokens_is_a_span_beside_that_of_the_route(
 async def test_a_refusal_of_a_body_ends_its_span(settings: RendererSettings) -> None:
     kept = Kept()
     async with with_worker(models_prompts=local(settings), tracing=kept.tracing) as stage:
-        wrong = asked(
-            chat_completion_body=b'{"messages": 3}',
-            traceparent=PARENT.header(),
-            require_tokens=True,
-        )
-        await refusal(stage.router.Route(wrong))
+        body, parent = b'{"messages": 3}', PARENT.header()
+        call = stage.route(chat_completion_body=body, traceparent=parent, require_tokens=True)
+        await refusal(call)
     assert kept.names() == ["kvroute.render"]
     assert kept.one("kvroute.render").error == "MALFORMED_BODY"
 
@@ -439,8 +421,7 @@ async def test_too_many_tokens_of_one_engine_refuse_no_request(settings: Rendere
         answer = await stage.route(chat_completion_body=chat())
         assert (answer.prompt.source, answer.prompt.count) == (ENGINE, 3000)
         makes_up(9000)
-        request = asked(chat_completion_body=chat(), require_tokens=True)
-        told = await refusal(stage.router.Route(request))
+        told = await refusal(stage.route(chat_completion_body=chat(), require_tokens=True))
         assert told.reason == "RENDERER_UNAVAILABLE"
         assert "more than any worker takes" in told.message
 
@@ -460,6 +441,6 @@ async def test_a_caller_that_requires_tokens_has_those_of_the_next_engine(
         stage.fleet.add("good", address=at_good.address)
         for _ in range(6):
             stage.texts.prompts._engines.forget(at_bad.address)
-            request = asked(chat_completion_body=chat(), require_tokens=True)
-            assert (await stage.router.Route(request)).prompt.source == ENGINE
+            answer = await stage.route(chat_completion_body=chat(), require_tokens=True)
+            assert answer.prompt.source == ENGINE
     assert bad.asked
