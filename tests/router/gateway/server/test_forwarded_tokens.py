@@ -7,10 +7,9 @@ import pytest
 from aiohttp import web
 
 from router.request.tokens import ModelPrompts, Source
+from tests.router.gateway.server.test_gateway import BODY, CHAT
 from tests.stage.gateway import Worker, a_gateway
 
-CHAT = "/v1/chat/completions"
-BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 TOKENS = [7, 8, 4_000_000_000]
 WHOLE = {"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": len(TOKENS)}}
 

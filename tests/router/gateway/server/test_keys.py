@@ -12,12 +12,11 @@ from router.gateway.server.entrance import CREDENTIALS
 from router.net.keys.dialing import TokenFile, dial_options
 from router.net.keys.engine_accesses import EngineAccesses
 from router.net.keys.followed import FOLLOW_S
+from tests.router.gateway.server.test_gateway import BODY, CHAT
 from tests.stage.certificates import Authority, written
 from tests.stage.gateway import Stage, Worker, a_gateway, answering
 from tests.stage.keys import a_door, identity
 
-CHAT = "/v1/chat/completions"
-BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 DONE = b'{"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}'
 
 

@@ -1,20 +1,12 @@
 """Spans of requests through the gateway: from the client's to the engine's."""
 
-from typing import Any
-
 import pytest
 
 from router.observe.tracing.traceparent import SpanContext
+from tests.router.gateway.server.test_gateway import BODY, CHAT, WHOLE
 from tests.stage.gateway import Worker, a_gateway, answering, streaming
 from tests.stage.traces import PARENT, Kept
 
-CHAT = "/v1/chat/completions"
-BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
-USAGE = (
-    b'{"prompt_tokens":20,"completion_tokens":3,"total_tokens":23,'
-    b'"prompt_tokens_details":{"cached_tokens":16}}'
-)
-WHOLE = b'{"id":"c","choices":[{"message":{"content":"hi"}}],"usage":' + USAGE + b"}"
 ROUTER = ["kvroute.hash", "kvroute.match", "kvroute.cost", "kvroute.reserve", "kvroute.route"]
 UNSAMPLED = PARENT.header()[:-1] + "0"
 
