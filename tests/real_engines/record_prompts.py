@@ -30,7 +30,7 @@ from tests.real_engines.chat_model import BLOCKS, CLASSES, FLAGS, make_room
 from tests.real_engines.engines import Engine
 from tests.real_engines.prompt_tokens import Tokens, engine_tokens
 from tests.stage.prompts.bodies import random_chat
-from tests.stage.prompts.captures import TEMPLATES, cases, digest_of
+from tests.stage.prompts.captures import TEMPLATES, cases, digest_of, write_cases
 from tests.stage.prompts.responses import random_response
 
 GOLDEN = Path(__file__).resolve().parents[1] / "router" / "request" / "golden"
@@ -76,9 +76,8 @@ async def _recorded(
             await run.capture(bodies.CHAT, f"random {number}", random_chat(rng))
             if DIALECTS[engine].has_render:
                 await run.capture(bodies.RESPONSES, f"random {number}", random_response(rng))
-        golden = {"engine": f"{engine} {await started.version()}", "cases": captured}
         path = GOLDEN / f"{engine}-{template}.json"
-        path.write_text(json.dumps(golden, indent=1, ensure_ascii=False) + "\n")
+        write_cases(path, f"{engine} {await started.version()}", captured)
         print(f"{path.name}: {run.equal} equal, {run.different} different", flush=True)  # noqa: T201
         return run.different
     finally:

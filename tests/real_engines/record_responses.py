@@ -13,6 +13,7 @@ import os
 import subprocess
 from pathlib import Path
 
+from tests.stage.prompts.captures import write_cases
 from tests.stage.prompts.responses import RESPONSES
 
 GOLDEN = Path(__file__).resolve().parents[1] / "router/request/converted/sglang-responses.json"
@@ -60,12 +61,7 @@ def main(build: Path) -> None:
         check=True,
     )
     golden = json.loads(done.stdout.splitlines()[-1])
-    cases = [
-        f"{json.dumps(name)}: {json.dumps(chats, ensure_ascii=False)}"
-        for name, chats in golden["cases"].items()
-    ]
-    engine = json.dumps(golden["engine"])
-    GOLDEN.write_text(f'{{"engine": {engine}, "cases": {{\n' + ",\n".join(cases) + "\n}}\n")
+    write_cases(GOLDEN, golden["engine"], golden["cases"])
 
 
 if __name__ == "__main__":

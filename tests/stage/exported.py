@@ -99,12 +99,7 @@ def _discovery(fleet: Fleet) -> KubernetesDiscovery:
         on_change=lambda: None,
     )
     return KubernetesDiscovery(
-        settings,
-        workers,
-        replica="a",
-        copied_labels=(),
-        clock=fleet.clock,
-        rng=rng,
+        settings, workers, replica="a", copied_labels=(), clock=fleet.clock, rng=rng
     )
 
 

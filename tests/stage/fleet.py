@@ -36,9 +36,11 @@ from router.config.settings.configurations import ModelSettings
 from router.config.settings.routing_settings import HotPrefixSettings, RoutingSettings
 from router.decide.copies.hot_prefixes import HotPrefixes, Means, recomputed
 from router.decide.core.core import RouterCore
-from router.decide.core.progress import Pick
+from router.decide.core.progress import Pick, Progress, ProgressResult, ProgressState
 from router.decide.core.watched import Watched
+from router.decide.decision.decision import Decision
 from router.fleet.rates import PRIOR_RATE
+from router.fleet.reservations.reservations import Reservation
 from router.fleet.state import Troubles
 from router.request.narrowing import Narrowing
 from router.request.prompt import Prompt
@@ -76,7 +78,7 @@ class Fleet:
 
     def __init__(
         self,
-        *,
+        *workers: str,
         models: tuple[ModelSettings, ...] = (),
         seed: int = 7,
         replica: str = "here",
@@ -88,7 +90,7 @@ class Fleet:
         troubles: Troubles | None = None,
         **routing: Any,
     ) -> None:
-        """index: the reference by default."""
+        """workers: ids of those that are there already. index: the reference by default."""
         self.now_s = START_S
         self.view = FleetView(
             ReferenceIndex() if index is None else index,
@@ -114,6 +116,8 @@ class Fleet:
         self.core.observe_picks(self.hot, self.hot.enabled)
         self.relays: dict[WorkerKey, Relay] = {}
         self._requests = 0
+        for worker_id in workers:
+            self.add(worker_id)
 
     def copy_prefixes(self, enabled: bool) -> None:
         """Switches the copying of hot prefixes on or off."""
@@ -142,6 +146,11 @@ class Fleet:
         self.beat(key)
         self.say(key)
         return key
+
+    def add_pair(self, **about: Any) -> None:
+        """A worker p that computes prompts, and d, which decodes."""
+        self.add("p", role="prefill", **about)
+        self.add("d", role="decode", **about)
 
     def say(self, key: WorkerKey, **changes: Any) -> None:
         """A heartbeat, with changes that stay. Without a sampled_at_s the sample is of now."""
@@ -225,6 +234,10 @@ class Fleet:
         request_id = f"request-{self._requests}"
         return Request(**{"request_id": request_id, "prompt": of, "narrowing": narrowing} | about)
 
+    def decide(self, of: Prompt, **about: Any) -> Decision:
+        """What is decided of a new request, of which nothing is reserved."""
+        return self.core.decide(self.request(of, **about), self.now_s)
+
     def route(self, of: Prompt, **about: Any) -> Pick:
         """A new request, picked and reserved."""
         request = self.request(of, **about)
@@ -246,6 +259,11 @@ class Fleet:
     def picked(self, of: Prompt, **about: Any) -> str:
         """The id of the worker that a new request goes to."""
         return self.route(of, **about).reservation.worker.worker_id
+
+    def report(self, of: Reservation | str, state: str, **told: Any) -> ProgressResult:
+        """A step of a reservation, or of the one that has this id."""
+        reservation_id = of if isinstance(of, str) else of.id
+        return self.core.report(Progress(reservation_id, ProgressState(state), **told), self.now_s)
 
     def loads(self) -> dict[WorkerKey, tuple[int, int, int]]:
         """What core counts as ours on each worker that has any: requests, blocks, tokens."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -66,6 +67,24 @@ class Worker:
             await runner.cleanup()
 
 
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer of HTTP."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Their names match in any case."""
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> Any:
+        """Of an answer in OpenAI's form."""
+        return self.json()["error"]
+
+
 @dataclass
 class Stage:
     """What a test plays on."""
@@ -97,8 +116,21 @@ class Stage:
         content = {"json": body} if isinstance(body, dict) else {"data": body}
         return self.http.post(f"{self.base}{path}", **content, **about)
 
+    async def ask(self, path: str, body: object = None, **about: Any) -> Answer:
+        async with self.post(path, body, **about) as answer:
+            return Answer(answer.status, answer.headers, await answer.read())
+
+    async def get(self, path: str, **about: Any) -> Answer:
+        async with self.http.get(f"{self.base}{path}", **about) as answer:
+            return Answer(answer.status, answer.headers, await answer.read())
+
     def sample(self, family: str, **labels: str) -> float:
         return self.gateway.counters.registry.get_sample_value(family, labels) or 0.0
+
+    def requests(self, outcome: str) -> float:
+        """Chats that came to this."""
+        labels = {"path": "/v1/chat/completions", "outcome": outcome}
+        return self.sample("kvroute_gateway_requests_total", **labels)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(GUARD_S):
@@ -172,14 +204,34 @@ def answering(body: bytes, status: int = 200, **headers: str) -> Play:
     return play
 
 
+async def begun(request: web.Request, *chunks: bytes) -> web.StreamResponse:
+    """A stream of events of which these chunks were sent, each by itself."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for chunk in chunks:
+        await response.write(chunk)
+    return response
+
+
+def cut(request: web.Request, *, reset: bool = False) -> None:
+    """Closes the connection of a request."""
+    assert request.transport is not None
+    if reset:
+        request.transport.abort()
+    else:
+        request.transport.close()
+
+
 def streaming(*chunks: bytes) -> Play:
     """Answers every request with a stream of these chunks, each sent by itself."""
 
     async def play(request: web.Request, _: bytes) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        for chunk in chunks:
-            await response.write(chunk)
-        return response
+        return await begun(request, *chunks)
 
     return play
+
+
+async def silent(_request: web.Request, _: bytes) -> web.StreamResponse:
+    """Answers no request."""
+    await asyncio.Event().wait()
+    raise AssertionError

@@ -32,10 +32,7 @@ def write_keys(folder: Path, *identities: dict[str, Any], **parts: Any) -> str:
 
 
 def a_door(
-    folder: Path,
-    *identities: dict[str, Any],
-    clock: Callable[[], float] = unix_now,
-    **parts: Any,
+    folder: Path, *identities: dict[str, Any], clock: Callable[[], float] = unix_now, **parts: Any
 ) -> Door:
     """A door with these identities."""
     return Door(write_keys(folder, *identities, **parts), clock=clock)

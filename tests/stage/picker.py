@@ -66,6 +66,20 @@ class Stage:
         """Until a counter is that: a stream may be over a little later than its reservation."""
         await until(lambda: self.sample(family, **labels) == count, f"{family} {labels}: {count}")
 
+    async def until_open(self, count: int) -> None:
+        """Until so many requests are under way in the picker."""
+        await until(
+            lambda: self.sample("kvroute_open_requests", program="picker") == count,
+            f"{count} requests are open",
+        )
+
+    async def sent(self, *messages: pb.ProcessingRequest) -> Any:
+        """A stream to which these messages were written."""
+        call = self.call()
+        for message in messages:
+            await call.write(message)
+        return call
+
     def call(self) -> Any:
         """A stream of ext_proc, by grpc's own client."""
         return process_of(self.channel)()

@@ -31,9 +31,7 @@ RATE = 1000.0
 
 
 def rows(
-    prompt_tokens: int,
-    *workers: Mapping[str, Any],
-    request: Mapping[str, Any] | None = None,
+    prompt_tokens: int, *workers: Mapping[str, Any], request: Mapping[str, Any] | None = None
 ) -> Candidates:
     """Candidates of what a test says about them; what it doesn't is zero, or unknown.
 

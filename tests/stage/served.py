@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from events.plane.facts import Control
 from events.plane.settings import EngineSettings
 from indexer.hashing import pack_tokens
-from kvroute.v1 import fleet_pb2_grpc, router_pb2, router_pb2_grpc
+from kvroute.v1 import fleet_pb2, fleet_pb2_grpc, router_pb2, router_pb2_grpc
 from router.api.desk.counters import Metrics
 from router.api.desk.desk import Desk
 from router.api.desk.reports import Reports
@@ -45,6 +45,7 @@ from router.observe.tracing.spans import Tracing
 from router.request.refusal import Refusal
 from router.request.tokens import ModelPrompts, Prompts
 from tests.stage.fleet import Fleet
+from tests.stage.waiting import until
 
 NO_QUEUE = QueueSettings(max_waiting=0)
 """Requests without a worker that has room are refused at once."""
@@ -83,17 +84,52 @@ class Served:
     def workers(self) -> Any:
         return fleet_pb2_grpc.FleetStub(self.channel)
 
+    def route(self, tokens: int = 100, first: int = 0, **about: Any) -> Any:
+        """A call of Route; the request is that of `asked`."""
+        return self.router.Route(asked(tokens, first, **about))
+
+    async def waits(self, count: int) -> None:
+        """Returns once so many requests wait in the queue."""
+        await until(lambda: len(self.desk.admission) == count, f"{count} requests wait", pause_s=0)
+
+    async def queued(
+        self, tokens: int = 100, first: int = 0, **about: Any
+    ) -> "asyncio.Future[Any]":
+        """A call of Route whose request waits."""
+        count = len(self.desk.admission)
+        call = asyncio.ensure_future(self.route(tokens, first, **about))
+        await self.waits(count + 1)
+        return call
+
+    def call(
+        self, method: str, *, metadata: Any = None, timeout: float | None = None, **fields: Any
+    ) -> Any:
+        """A call of a method of the fleet service; fields: of its request."""
+        request = getattr(fleet_pb2, f"{method}Request")(**fields)
+        return getattr(self.workers, method)(request, metadata=metadata, timeout=timeout)
+
+    async def stream(self, *requests: router_pb2.RouteRequest, metadata: Any = None) -> Any:
+        """A call of RouteStream to which a batch of these requests was written."""
+        call = self.router.RouteStream(metadata=metadata)
+        await call.write(batch_of(*requests))
+        return call
+
+    async def report(self, reservation_id: str, state: str = "finished", **told: Any) -> Any:
+        """A call of Report with one step, which is told its result."""
+        number = router_pb2.ProgressState.Value(f"PROGRESS_STATE_{state.upper()}")
+        step = router_pb2.Progress(reservation_id=reservation_id, state=number, **told)
+        return await self.router.Report(router_pb2.ReportRequest(progress=[step]))
+
     def local(self) -> LocalRouter:
         """The router for a port in the same process."""
         rng = random.Random(1)
         return LocalRouter(self.texts, self.reports, self.guard, self.watched.list, rng=rng)
 
+    def metric(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"kvroute_{name}", labels) or 0.0
+
     def requests(self, outcome: str, reason: str = "") -> float:
-        """kvroute_requests_total"""
-        labels = {"outcome": outcome, "reason": reason}
-        value = self.metrics.registry.get_sample_value("kvroute_requests_total", labels)
-        assert value is not None
-        return value
+        return self.metric("requests_total", outcome=outcome, reason=reason)
 
     def state(self) -> object:
         """All that a refused request must leave as it was."""
@@ -103,6 +139,7 @@ class Served:
 
 @asynccontextmanager
 async def served(
+    *workers: str,
     grpc_settings: GrpcSettings | None = None,
     watch: Watch | None = None,
     queue: QueueSettings = NO_QUEUE,
@@ -119,13 +156,13 @@ async def served(
 ) -> AsyncIterator[Served]:
     """Serves a fleet, and takes the server down without grace. The channel is plain text.
 
-    replicas: the link to other replicas."""
+    workers: ids of those that are there already. replicas: the link to other replicas."""
     prompts = Prompts(models_prompts or {})
     troubles = {
         WarningCode.TOKENS_DIFFER: tokens_trouble(prompts),
         WarningCode.TOKENS_UNPROVEN: proof_trouble(prompts),
     }
-    fleet = Fleet(troubles=troubles, **about)
+    fleet = Fleet(*workers, troubles=troubles, **about)
     metrics = Metrics(CollectorRegistry())
     stopping = asyncio.Event()
     commands = FleetCommands(fleet.core, fleet.clock, on_resync=on_resync)
@@ -164,7 +201,7 @@ async def served(
     )
     texts = Texts(desk, fleet.core, prompts)
     service = RouterService(desk, reports, guard, stopping, texts=texts, stream_age_s=stream_age_s)
-    workers = FleetService(
+    fleet_service = FleetService(
         fleet.core,
         fleet.clock,
         stopping,
@@ -177,7 +214,7 @@ async def served(
         watchers=watchers,
     )
     server = GrpcServer(
-        settings, service, workers, certificates=certificates, http=http, bounds=bounds
+        settings, service, fleet_service, certificates=certificates, http=http, bounds=bounds
     )
     await server.start()
     try:
@@ -195,7 +232,7 @@ async def served(
                 desk,
                 reports,
                 guard,
-                workers.feed,
+                fleet_service.feed,
                 texts,
                 watchers,
             )
@@ -284,3 +321,9 @@ def asked(tokens: int = 100, first: int = 0, **about: Any) -> router_pb2.RouteRe
     if PROMPTS & about.keys():
         prompt = {}
     return router_pb2.RouteRequest(**prompt | about)
+
+
+def batch_of(*requests: router_pb2.RouteRequest) -> router_pb2.RouteBatch:
+    """Items with the indices 1, 2 and so on."""
+    items = [router_pb2.RouteItem(index=i, request=one) for i, one in enumerate(requests, 1)]
+    return router_pb2.RouteBatch(items=items)

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+from tests.stage.waiting import DEADLINE_S
+
 TURNS_TO_SERVE = 10
 """Turns of asyncio's event loop after which a connection that was accepted has its task."""
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -36,3 +38,17 @@ async def tcp_server(serve: Serve) -> AsyncIterator[int]:
         for writer in tasks:
             writer.transport.abort()
         await asyncio.sleep(0)  # the transports' own ends
+
+
+async def exchanged(port: int, *sent: bytes, ends: bool = False) -> bytes:
+    """What a server on 127.0.0.1 sends to a client that writes this, until it closes the
+    connection. ends: the client closes its side."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.writelines(sent)
+        if ends:
+            writer.write_eof()
+        async with asyncio.timeout(DEADLINE_S):
+            return await reader.read()
+    finally:
+        writer.close()

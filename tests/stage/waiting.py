@@ -9,12 +9,15 @@ from collections.abc import Awaitable, Callable
 DEADLINE_S = 60.0
 
 
-async def until(condition: Callable[[], object], told: str) -> None:
-    """Waits for something that sockets bring about; fails after a while, saying what for."""
+async def until(condition: Callable[[], object], told: str, pause_s: float = 0.005) -> None:
+    """Waits for something that sockets bring about; fails after a while, saying what for.
+
+    pause_s: between two looks; 0: a turn of the loop.
+    """
     try:
         async with asyncio.timeout(DEADLINE_S):
             while not condition():  # noqa: ASYNC110  # what sockets bring sets no event here
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(pause_s)
     except TimeoutError:
         raise AssertionError(f"waited {DEADLINE_S:g} s in vain for: {told}") from None
 

@@ -9,7 +9,7 @@ from kvroute.v1 import router_pb2
 from router.api.desk.answers import Waiting
 from router.api.desk.counters import Metrics
 from router.config.settings.queue_settings import QueueSettings
-from router.decide.core.progress import Pick, Progress, ProgressState
+from router.decide.core.progress import Pick, ProgressState
 from router.fleet.answers import OTHER_POOL, POOLS_MAX, TTFT_S, PoolAnswers
 from router.fleet.histogram import Histogram
 from router.observe.metrics.families import export
@@ -34,7 +34,7 @@ def answered(
 
 
 def tell(fleet: Fleet, pick: Pick, state: ProgressState, **about: Any) -> None:
-    fleet.core.report(Progress(pick.reservation.id, state, **about), fleet.now_s)
+    fleet.report(pick.reservation, state, **about)
 
 
 def pools(fleet: Fleet) -> dict[tuple[str, str], PoolAnswers]:
@@ -51,8 +51,7 @@ def test_values_fall_into_buckets_bounds_included() -> None:
 
 
 def test_an_answer_counts_its_times_and_its_length() -> None:
-    fleet = Fleet()
-    fleet.add("w0")
+    fleet = Fleet("w0")
     answered(fleet)
     pool = pools(fleet)[BOTH]
     assert pool.ttft_s.total == pytest.approx(0.2)
@@ -77,8 +76,7 @@ def test_a_pairs_first_token_is_its_prefill_workers_and_the_rest_its_decode_work
 
 @pytest.mark.parametrize(("first_s", "tpot_s"), [(0.5, 0.02), (0.6, 0.02), (0.5, 0.06)])
 def test_objectives_are_kept_or_missed_each_by_itself(first_s: float, tpot_s: float) -> None:
-    fleet = Fleet()
-    fleet.add("w0")
+    fleet = Fleet("w0")
     wanted = Objective(0.5, fleet.now_s + 0.5, 0.05, sheddable=False)
     answered(fleet, first_s, tpot_s, objective=wanted)
     pool = pools(fleet)[BOTH]
@@ -87,8 +85,7 @@ def test_objectives_are_kept_or_missed_each_by_itself(first_s: float, tpot_s: fl
 
 
 def test_steps_that_are_not_reported_say_nothing() -> None:
-    fleet = Fleet()
-    fleet.add("w0")
+    fleet = Fleet("w0")
     wanted = Objective(0.5, fleet.now_s + 0.5, 0.05, sheddable=False)
     silent, failed = (fleet.route(prompt(64), objective=wanted) for _ in range(2))
     fleet.now_s += 9.0
@@ -114,7 +111,7 @@ def test_a_wait_in_the_queue_is_part_of_the_time_to_the_first_token() -> None:
     content, reservation, _ = waiting.outcome
     assert router_pb2.RouteResponse.FromString(content).queue_ms == 3000
     fleet.now_s += 0.5
-    fleet.core.report(Progress(reservation.id, ProgressState.PREFILL_DONE), fleet.now_s)
+    fleet.report(reservation, "prefill_done")
     pool = pools(fleet)[BOTH]
     assert pool.ttft_s.total == pytest.approx(3.5)
     assert pool.ttft_objectives == [1, 0]
@@ -130,8 +127,7 @@ def test_pools_beyond_the_bound_count_together() -> None:
 
 
 def test_a_scrape_has_the_answers_of_each_model_and_role() -> None:
-    fleet = Fleet()
-    fleet.add("w0")
+    fleet = Fleet("w0")
     answered(fleet, objective=Objective(9.0, fleet.now_s + 9.0, 0.001, sheddable=False))
     registry = CollectorRegistry()
     export(registry, fleet_metrics, fleet.core, fleet.clock)

@@ -3,7 +3,6 @@
 from typing import Any
 
 from router.config.settings.health_settings import CapacitySettings
-from router.decide.core.progress import Progress, ProgressState
 from router.decide.decision.nobody_fits import NobodyFits
 from tests.stage.fleet import Fleet, prompt
 
@@ -30,7 +29,7 @@ def test_prompt_tokens_to_compute_are_bounded_exactly() -> None:
     assert takes(stage)
     held = stage.route(prompt(1, 5_000)).reservation
     assert not takes(stage)
-    stage.core.report(Progress(held.id, ProgressState.PREFILL_DONE), stage.now_s)
+    stage.report(held, "prefill_done")
     assert takes(stage)
 
 
@@ -42,7 +41,7 @@ def test_requests_in_prefill_are_bounded() -> None:
     stage = fleet(prefill_requests_max=2)
     held = [stage.route(prompt(50, 1000 * i)).reservation for i in range(2)]
     assert not takes(stage)
-    stage.core.report(Progress(held[0].id, ProgressState.PREFILL_DONE), stage.now_s)
+    stage.report(held[0], "prefill_done")
     assert takes(stage)
 
 
@@ -50,9 +49,9 @@ def test_requests_in_decode_are_bounded() -> None:
     stage = fleet(decode_requests_max=1)
     held = stage.route(prompt(50)).reservation
     assert takes(stage)
-    stage.core.report(Progress(held.id, ProgressState.PREFILL_DONE), stage.now_s)
+    stage.report(held, "prefill_done")
     assert not takes(stage)
-    stage.core.report(Progress(held.id, ProgressState.FINISHED), stage.now_s)
+    stage.report(held, "finished")
     assert takes(stage)
 
 

@@ -3,13 +3,7 @@
 import random
 
 from router.config.settings.configurations import ModelSettings
-from router.fleet.eligibility import (
-    KEPT_MAX,
-    LORA_ELSEWHERE,
-    NARROWING_MAX,
-    Exclusions,
-    exclusion,
-)
+from router.fleet.eligibility import KEPT_MAX, LORA_ELSEWHERE, NARROWING_MAX, Exclusions, exclusion
 from router.request.narrowing import Narrowing
 from router.request.refusal import Refusal
 from router.request.request import Request, Role
@@ -86,8 +80,7 @@ def test_exclusions_of_so_many_kinds_of_requests_are_kept_and_no_more() -> None:
 
 
 def test_a_request_that_names_many_workers_or_labels_is_looked_up_each_time() -> None:
-    fleet = Fleet()
-    fleet.add("w0")
+    fleet = Fleet("w0")
     fleet.core.fleet.pools.refresh()
     pool, _ = fleet.core.fleet.pools.live("m", ready=True)
     exclusions = Exclusions(())

@@ -40,13 +40,13 @@ def fleet() -> Fleet:
 def test_a_gauge_is_a_column_and_not_a_number_where_the_engine_has_none(
     fleet: Fleet, name: str
 ) -> None:
-    rows = fleet.core.decide(fleet.request(prompt(100)), fleet.now_s).rows
+    rows = fleet.decide(prompt(100)).rows
     said, quiet = rows.column(name).tolist()
     assert said == SAID[name]
     assert isnan(quiet)
     assert getattr(rows, name).tolist()[0] == SAID[name]
     fleet.say(WorkerKey("says", 0), numbers={})
-    rows = fleet.core.decide(fleet.request(prompt(100)), fleet.now_s).rows
+    rows = fleet.decide(prompt(100)).rows
     assert isnan(rows.column(name).tolist()[0])
 
 
@@ -76,12 +76,12 @@ def test_the_worker_list_and_the_tile_have_all_of_them_by_name(fleet: Fleet) -> 
 def test_an_own_number_is_a_column_and_not_a_number_where_the_engine_has_none(
     fleet: Fleet, name: str
 ) -> None:
-    rows = fleet.core.decide(fleet.request(prompt(100)), fleet.now_s).rows
+    rows = fleet.decide(prompt(100)).rows
     said, quiet = rows.own_number(name).tolist()
     assert said == OWN[name]
     assert isnan(quiet)
     fleet.say(WorkerKey("says", 0), own_numbers={})
-    rows = fleet.core.decide(fleet.request(prompt(100)), fleet.now_s).rows
+    rows = fleet.decide(prompt(100)).rows
     assert np.isnan(rows.own_number(name)).all()
     assert np.isnan(rows.own_number("nobody_has_it")).all()
 
@@ -126,7 +126,7 @@ def test_a_number_of_kvroutes_wins_over_an_own_one_of_its_name() -> None:
 
 
 def test_the_decision_log_keeps_the_gauges(fleet: Fleet) -> None:
-    decision = fleet.core.decide(fleet.request(prompt(100)), fleet.now_s)
+    decision = fleet.decide(prompt(100))
     line = decode(encode(capture(decision, "here", hashes=False)))
     again = candidates(line)
     for name in GAUGES:
@@ -136,9 +136,8 @@ def test_the_decision_log_keeps_the_gauges(fleet: Fleet) -> None:
 
 
 def test_the_log_leaves_a_gauge_out_that_no_engine_has() -> None:
-    fleet = Fleet()
-    fleet.add("quiet")
-    decision = fleet.core.decide(fleet.request(prompt(100)), fleet.now_s)
+    fleet = Fleet("quiet")
+    decision = fleet.decide(prompt(100))
     line = capture(decision, "here", hashes=False)
     assert not set(GAUGES) & set(line.columns)
     assert not line.own_numbers

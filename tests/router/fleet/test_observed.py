@@ -242,7 +242,7 @@ def test_blocks_of_the_request_itself_are_no_cache_that_it_found() -> None:
     fleet.turn(2.0)
     fleet.store(w0, asked.prefixes(16)[10:])  # by the request that another router sent there
     assert cached() == ("w0", 160)
-    plain = fleet.core.decide(fleet.request(asked, model=MODEL), fleet.now_s)
+    plain = fleet.decide(asked, model=MODEL)
     assert plain.overlap(plain.order[0]).usable == 304
     assert cached() == ("w0", 304)  # these blocks are the earlier request's
     fleet.turn(2.0)

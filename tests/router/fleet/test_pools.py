@@ -10,7 +10,7 @@ from events.feed.fleet_view import Source
 from events.feed.stream import StreamState
 from events.plane.facts import Stored, pack_hashes
 from indexer.identity import WorkerKey
-from router.decide.core.progress import Progress, ProgressState
+from router.decide.core.progress import ProgressState
 from router.fleet.pools import RECOVERING_TRUST, heartbeat_of
 from router.fleet.table import COLUMNS
 from router.request.refusal import Reason, Refusal
@@ -54,7 +54,7 @@ class Changing:
                 ) or any(self.expected(one)["full"] for one in self.sources())
         elif self.open:
             state = rng.choice([ProgressState.PREFILL_DONE, ProgressState.FINISHED])
-            fleet.core.report(Progress(rng.choice(self.open), state), fleet.now_s)
+            fleet.report(rng.choice(self.open), state)
 
     def heartbeat(self, key: WorkerKey) -> None:
         changes = {"running": self.rng.randrange(5), "waiting": self.rng.randrange(3)}

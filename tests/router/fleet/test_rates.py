@@ -35,14 +35,18 @@ class Engine:
         return self.free_at_s
 
 
+@pytest.fixture
+def rates() -> PrefillRates:
+    return PrefillRates(PRIOR)
+
+
 def test_work_is_new_tokens_and_what_they_attend_to() -> None:
     assert work(0, 5000) == 500
     # 1000 new ones after 9000: they attend to 9500 on average
     assert work(1000, 10_000) == pytest.approx(500 + 1000 * (1 + 9500 / 50_000))
 
 
-def test_before_any_report_the_rate_is_the_configured_one() -> None:
-    rates = PrefillRates(PRIOR)
+def test_before_any_report_the_rate_is_the_configured_one(rates: PrefillRates) -> None:
     assert columns(rates, 0.0).rate.tolist() == [PRIOR] * 4
     assert rates.rate(KEYS[0], "m") == PRIOR
     assert rates.samples(KEYS[0]) == 0
@@ -61,8 +65,7 @@ def test_a_rate_is_learned_whether_prompts_queue_or_not() -> None:
         assert columns(rates, now_s).rate == pytest.approx([40_000.0] * 4, rel=0.02), gap_s
 
 
-def test_prompts_that_are_done_in_one_step_count_together() -> None:
-    rates = PrefillRates(PRIOR)
+def test_prompts_that_are_done_in_one_step_count_together(rates: PrefillRates) -> None:
     both = 2 * float(work(1000, 1000))
     for i in range(300):
         for _ in range(2):
@@ -94,8 +97,7 @@ def test_a_worker_that_was_not_measured_has_the_rate_of_its_models_others() -> N
     assert rates.rate(KEYS[1], "other model") == PRIOR
 
 
-def test_late_reports_move_a_rate_by_little() -> None:
-    rates = PrefillRates(PRIOR)
+def test_late_reports_move_a_rate_by_little(rates: PrefillRates) -> None:
     engine = Engine(rates, 0, 40_000.0)
     for i in range(200):
         engine.serve(5000, float(i))
@@ -106,16 +108,14 @@ def test_late_reports_move_a_rate_by_little() -> None:
     assert rates.rate(KEYS[0], "m") > 0.9 * before
 
 
-def test_a_reported_time_that_went_back_is_none() -> None:
-    rates = PrefillRates(PRIOR)
+def test_a_reported_time_that_went_back_is_none(rates: PrefillRates) -> None:
     rates.on_done(KEYS[0], 0, "m", 100, 100, 50.0, 40.0)
     rates.tick()
     assert 0 < rates.rate(KEYS[0], "m") < np.inf
 
 
 class TestWaiting:
-    def test_it_adds_up_and_goes_down_as_time_passes(self) -> None:
-        rates = PrefillRates(PRIOR)
+    def test_it_adds_up_and_goes_down_as_time_passes(self, rates: PrefillRates) -> None:
         seconds = float(work(1000, 1000)) / PRIOR
         for i in range(3):
             rates.on_pick(KEYS[0], 0, "m", f"{i}", 1000, 1000, 0.0)
@@ -136,8 +136,7 @@ class TestWaiting:
         rates.on_end(KEYS[0], "a")
         assert columns(rates, 99.0).wait_s[0] == pytest.approx(0.1 * seconds)
 
-    def test_an_end_takes_its_prompt_out_once(self) -> None:
-        rates = PrefillRates(PRIOR)
+    def test_an_end_takes_its_prompt_out_once(self, rates: PrefillRates) -> None:
         rates.on_pick(KEYS[0], 0, "m", "a", 1000, 1000, 0.0)
         for _ in range(2):
             rates.on_end(KEYS[0], "a")

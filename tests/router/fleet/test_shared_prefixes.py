@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.hashing import HashArray, pack_tokens
-from router.decide.core.progress import Pick, Progress, ProgressState
+from router.decide.core.progress import Pick
 from router.fleet import shared_prefixes
 from router.fleet.shared_prefixes import EXPECTED, FORKS, HALF_S, SharedPrefixes
 from router.request.prompt import Prompt
@@ -123,8 +123,7 @@ class TestTheDefault:
             own = range(5000 + 20 * number, 5000 + 20 * number + 20)
             pick = fleet.route(Prompt.from_tokens(pack_tokens([*range(3200), *own])))
             picks.append(pick)
-            done = Progress(pick.reservation.id, ProgressState.PREFILL_DONE)
-            fleet.core.report(done, fleet.now_s)
+            fleet.report(pick.reservation, "prefill_done")
         return picks
 
     def fleet(self, total_blocks: int | None = 10_000) -> Fleet:

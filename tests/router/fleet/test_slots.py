@@ -4,7 +4,6 @@ import pytest
 
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
-from router.decide.core.progress import Progress, ProgressState
 from tests.stage.fleet import Fleet, prompt
 
 
@@ -27,14 +26,14 @@ def test_what_is_learned_of_a_worker_follows_it_to_another_slot(
     for i in range(6):  # 3 s for 5,000 tokens
         held = fleet.route(prompt(5000, 10_000 * i)).reservation.id
         fleet.turn(3.0)
-        fleet.core.report(Progress(held, ProgressState.PREFILL_DONE), fleet.now_s)
-        fleet.core.report(Progress(held, ProgressState.FINISHED, 3), fleet.now_s)
+        fleet.report(held, "prefill_done")
+        fleet.report(held, "finished", output_tokens=3)
     done, _ = (fleet.route(prompt(100_000, i << 20)).reservation.id for i in (1, 2))
     rate, size = rates.rate(slow, "m"), len(sets)
     adopt(fleet, slow)
     assert fleet.view.sources[slow].slot != slot
     if reported:  # before anything is decided
-        fleet.core.report(Progress(done, ProgressState.PREFILL_DONE), fleet.now_s)
+        fleet.report(done, "prefill_done")
     new = fleet.add("new")
     assert fleet.view.sources[new].slot == slot
     request = fleet.request(prompt(500, 5 << 20))

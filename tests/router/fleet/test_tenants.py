@@ -1,6 +1,5 @@
 """Numbers by tenant: cached tokens and first tokens, within a bound."""
 
-from router.decide.core.progress import Progress, ProgressState
 from router.fleet.tenants import OTHER, TENANTS_MAX, TenantNumbers, Tenants
 from router.request.request import Role
 from tests.stage.fleet import Fleet, prompt
@@ -14,8 +13,7 @@ def test_picks_and_first_tokens_count_for_their_tenant_alone() -> None:
     fleet.route(prompt(64))
     fleet.now_s += 0.25
     for _ in range(2):  # a first token comes once
-        step = Progress(pick.reservation.id, ProgressState.PREFILL_DONE)
-        fleet.core.report(step, fleet.now_s)
+        fleet.report(pick.reservation, "prefill_done")
     assert fleet.core.fleet.tenants.by_name == {"a": TenantNumbers(64, 32, 1, 0.25)}
 
 

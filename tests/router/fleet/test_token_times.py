@@ -72,6 +72,19 @@ def quiet(engines: Engines) -> None:
         engines.times.tick(lambda _: engines.load, engines.now_s)
 
 
+@pytest.fixture
+def engines() -> Engines:
+    return Engines()
+
+
+@pytest.fixture
+def learned(engines: Engines) -> Engines:
+    """Engines whose numbers are learned, and that compute no prompt."""
+    engines.learn()
+    quiet(engines)
+    return engines
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_the_numbers_of_an_engine_are_learned(seed: int) -> None:
     engines = Engines(seed)
@@ -86,40 +99,32 @@ def test_the_numbers_of_an_engine_are_learned(seed: int) -> None:
     assert engines.times.off_s < 0.01 * engines.times.measured_s
 
 
-def test_prompts_that_come_make_answers_slower() -> None:
-    engines = Engines()
-    engines.learn()
-    quiet(engines)
-    before_s, pace = engines.at(10, 1000), 20_000.0
+def test_prompts_that_come_make_answers_slower(learned: Engines) -> None:
+    before_s, pace = learned.at(10, 1000), 20_000.0
     for _ in range(300):  # half of a minute's weight is of the last 42 seconds
-        engines.now_s += 1.0
-        engines.times.on_prompt(KEY, engines.heartbeat, engines.load, pace, engines.now_s)
-        engines.times.tick(lambda _: engines.load, engines.now_s)
-    assert engines.at(10, 1000) == pytest.approx(before_s / (1 - WORK_S * pace), rel=0.02)
+        learned.now_s += 1.0
+        learned.times.on_prompt(KEY, learned.heartbeat, learned.load, pace, learned.now_s)
+        learned.times.tick(lambda _: learned.load, learned.now_s)
+    assert learned.at(10, 1000) == pytest.approx(before_s / (1 - WORK_S * pace), rel=0.02)
 
 
-def test_prompts_without_end_make_answers_slower_by_a_bound() -> None:
-    engines = Engines()
-    engines.learn()
-    quiet(engines)
-    before_s = engines.at(10, 1000)
+def test_prompts_without_end_make_answers_slower_by_a_bound(learned: Engines) -> None:
+    before_s = learned.at(10, 1000)
     for _ in range(300):
-        engines.now_s += 1.0
-        engines.times.on_prompt(KEY, engines.heartbeat, engines.load, 1e9, engines.now_s)
-        engines.times.tick(lambda _: engines.load, engines.now_s)
-    assert engines.at(10, 1000) == pytest.approx(STRETCH_MAX * before_s)
+        learned.now_s += 1.0
+        learned.times.on_prompt(KEY, learned.heartbeat, learned.load, 1e9, learned.now_s)
+        learned.times.tick(lambda _: learned.load, learned.now_s)
+    assert learned.at(10, 1000) == pytest.approx(STRETCH_MAX * before_s)
 
 
-def test_nothing_is_predicted_before_enough_answers() -> None:
-    engines = Engines()
+def test_nothing_is_predicted_before_enough_answers(engines: Engines) -> None:
     engines.learn(MEASURED - 1)
     assert isnan(engines.at(1, 1))
     engines.learn(1)
     assert engines.at(1, 1) > 0
 
 
-def test_more_load_never_makes_an_answer_faster() -> None:
-    engines = Engines()
+def test_more_load_never_makes_an_answer_faster(engines: Engines) -> None:
     for _ in range(100):  # noise alone, and less of it with more load
         engines.has(requests := engines.rng.randrange(50), 100 * requests)
         engines.answer(late=engines.rng.uniform(1, 2) / (1 + requests / 10))
@@ -129,22 +134,19 @@ def test_more_load_never_makes_an_answer_faster() -> None:
     assert engines.at(0, 0) > 0
 
 
-def test_a_short_answer_says_nothing() -> None:
-    engines = Engines()
+def test_a_short_answer_says_nothing(engines: Engines) -> None:
     assert engines.answer(TOKENS_MIN - 1) is None
     assert engines.answer(TOKENS_MIN) is not None
 
 
-def test_a_long_answer_weighs_as_a_few_hundred_tokens() -> None:
-    engines = Engines()
+def test_a_long_answer_weighs_as_a_few_hundred_tokens(engines: Engines) -> None:
     engines.answer(TOKENS_MAX)
     engines.answer(1000 * TOKENS_MAX)
     first, both = TOKENS_MAX / BASE_S**2, engines.times._workers[KEY].kind.squares[0]
     assert both == pytest.approx((1 + FADE) * first, rel=0.01)
 
 
-def test_an_answer_that_came_at_once_says_nothing() -> None:
-    engines = Engines()
+def test_an_answer_that_came_at_once_says_nothing(engines: Engines) -> None:
     assert engines.answer(late=0.001) is None  # at first, no token takes under a millisecond
     engines.learn()
     quiet(engines)
@@ -156,15 +158,12 @@ def test_an_answer_that_came_at_once_says_nothing() -> None:
     assert engines.at(20, 3000) == pytest.approx(before_s)
 
 
-def test_a_client_that_reads_slowly_moves_a_prediction_by_little() -> None:
-    engines = Engines()
-    engines.learn()
-    quiet(engines)
-    engines.has(20, 3000)
-    before_s = engines.at(20, 3000)
-    engines.answer(late=1000.0)
-    quiet(engines)
-    assert engines.at(20, 3000) == pytest.approx(before_s, rel=0.05)
+def test_a_client_that_reads_slowly_moves_a_prediction_by_little(learned: Engines) -> None:
+    learned.has(20, 3000)
+    before_s = learned.at(20, 3000)
+    learned.answer(late=1000.0)
+    quiet(learned)
+    assert learned.at(20, 3000) == pytest.approx(before_s, rel=0.05)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -180,8 +179,7 @@ def test_answers_of_unlike_times_are_predicted_by_their_mean(seed: int) -> None:
     assert engines.at(20, 3000) == pytest.approx(mean_s, rel=0.08)
 
 
-def test_workers_configured_alike_share_what_is_learned_and_others_do_not() -> None:
-    engines = Engines()
+def test_workers_configured_alike_share_what_is_learned_and_others_do_not(engines: Engines) -> None:
     engines.learn()
     assert engines.times.of(WorkerKey("w1", 0), heartbeat()) is engines.times.of(KEY, heartbeat())
     assert isnan(engines.times.of(WorkerKey("w1", 0), heartbeat(total_blocks=7)).base_s)
@@ -207,8 +205,7 @@ def test_load_counts_as_its_mean_over_the_time_of_an_answer() -> None:
     assert engines.at(90, 10_000) == pytest.approx(expected_s, rel=0.01)
 
 
-def test_what_is_kept_is_bounded_and_ends() -> None:
-    engines = Engines()
+def test_what_is_kept_is_bounded_and_ends(engines: Engines) -> None:
     engines.learn()
     about = KEY, engines.heartbeat, engines.load
     engines.times.on_first(*about, "open", engines.now_s)

@@ -94,12 +94,14 @@ async def test_the_gateway_forwards_every_path_and_answers_in_its_forms_errors()
     worker = Worker(answering(b"{}"))
     async with a_gateway(worker) as stage:
         for path, kind in PATHS.items():
-            async with stage.post(path, {"model": "m"}) as answer:
-                assert (answer.status, worker.requests[-1].path) == (200, path)
-            async with stage.post(path, b"[]") as answer:
-                failed = await answer.json()
-                message = failed["error"]["message"]
-                assert failed == kind.errors.body(400, "INVALID_BODY", message, None)
+            assert ((await stage.ask(path, {"model": "m"})).status, worker.requests[-1].path) == (
+                200,
+                path,
+            )
+            answer = await stage.ask(path, b"[]")
+            failed = answer.json()
+            message = failed["error"]["message"]
+            assert failed == kind.errors.body(400, "INVALID_BODY", message, None)
 
 
 async def test_the_picker_picks_for_every_path_and_answers_in_its_forms_errors() -> None:

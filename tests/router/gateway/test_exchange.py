@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 
 from kvroute.client.requests.failures import Kind
-from router.gateway.exchange import (
-    Blame,
-    Exchange,
-    forwarded,
-    goes_by_load,
-    returned,
-)
+from router.gateway.exchange import Blame, Exchange, forwarded, goes_by_load, returned
 from router.request.bodies import PATHS
 from tests.stage.script import played
 

@@ -54,8 +54,7 @@ def waits_of(served: Served) -> list[Any]:
 async def by_the_gateway(headers: dict[str, str]) -> list[Any]:
     async with a_gateway(Worker(answering(DONE))) as stage:
         waits = waits_of(stage.served)
-        async with stage.post(CHAT, BODY, headers=headers) as answer:
-            assert answer.status == 200
+        assert (await stage.ask(CHAT, BODY, headers=headers)).status == 200
     return waits
 
 

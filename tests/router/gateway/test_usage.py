@@ -195,11 +195,7 @@ def test_events_before_the_prompts_end_are_no_first_token(
 def test_a_responses_usage_is_read_wherever_it_stands(
     is_stream: bool, piece: int, indent: int | None
 ) -> None:
-    usage = {
-        "input_tokens": 20,
-        "input_tokens_details": {"cached_tokens": 16},
-        "output_tokens": 3,
-    }
+    usage = {"input_tokens": 20, "input_tokens_details": {"cached_tokens": 16}, "output_tokens": 3}
     said = 'she said "usage":{"input_tokens": 1}'
     tools = [{"name": "f", "parameters": {"properties": {"usage": {"type": "string"}}}}]
     for order in ("first", "last"):

@@ -6,6 +6,8 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +75,19 @@ def a_sleeper() -> int:
     return os.posix_spawn("/bin/sleep", ["sleep", "600"], os.environ)
 
 
+@asynccontextmanager
+async def a_pool(processes: int, **about: Any) -> AsyncIterator[Children]:
+    pool = Children(processes, **about)
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
 async def test_bodies_have_their_tokens_and_faulty_ones_their_reason(
     settings: RendererSettings,
 ) -> None:
-    pool = Children(1)
-    try:
+    async with a_pool(1) as pool:
         digest = await load(pool, settings)
         done, tokens = await pool.render("m", settings, CHAT, chat("hello"), VLLM, 0)
         assert digest == done.digest
@@ -92,17 +102,14 @@ async def test_bodies_have_their_tokens_and_faulty_ones_their_reason(
         again = await pool.render("m", settings, CHAT, chat("hello"), VLLM, 0)
         assert again[1] == tokens
         assert not pool.killed
-    finally:
         (pid,) = pool.pids
-        await pool.close()
     assert not runs(pid)
 
 
 async def test_a_template_that_hangs_has_its_child_killed_and_the_next_body_is_rendered(
     settings: RendererSettings,
 ) -> None:
-    pool = Children(1, render_s=0.5)
-    try:
+    async with a_pool(1, render_s=0.5) as pool:
         await load(pool, settings)
         (pid,) = pool.pids
         hangs = asyncio.create_task(pool.render("m", settings, CHAT, chat("hang"), VLLM, 0))
@@ -111,13 +118,10 @@ async def test_a_template_that_hangs_has_its_child_killed_and_the_next_body_is_r
         assert (await after)[0].count > 0
         assert pool.killed == {"time": 1}
         assert not runs(pid)
-    finally:
-        await pool.close()
 
 
 async def test_a_child_that_dies_costs_its_body_and_no_other(settings: RendererSettings) -> None:
-    pool = Children(1)
-    try:
+    async with a_pool(1) as pool:
         await load(pool, settings)
         (pid,) = pool.pids
         os.kill(pid, signal.SIGSTOP)
@@ -128,15 +132,12 @@ async def test_a_child_that_dies_costs_its_body_and_no_other(settings: RendererS
         assert await reason(lost) is Reason.RENDERER_UNAVAILABLE
         assert (await after)[0].count > 0
         assert pool.killed == {"exit": 1}
-    finally:
-        await pool.close()
 
 
 async def test_the_queue_is_bounded_and_a_caller_that_leaves_makes_room(
     settings: RendererSettings,
 ) -> None:
-    pool = Children(1, queue_max=2)
-    try:
+    async with a_pool(1, queue_max=2) as pool:
         await load(pool, settings)
         (pid,) = pool.pids
         os.kill(pid, signal.SIGSTOP)
@@ -153,15 +154,12 @@ async def test_the_queue_is_bounded_and_a_caller_that_leaves_makes_room(
         os.kill(pid, signal.SIGCONT)
         await tasks[0]
         await tasks[2]
-    finally:
-        await pool.close()
 
 
 async def test_a_busy_child_keeps_its_bodies_until_it_has_too_many(
     settings: RendererSettings,
 ) -> None:
-    pool = Children(2)
-    try:
+    async with a_pool(2) as pool:
         for affinity in (0, 0, 1):
             await pool.render("m", settings, CHAT, chat("a"), VLLM, affinity)
         first = pool.pids[0]
@@ -174,19 +172,14 @@ async def test_a_busy_child_keeps_its_bodies_until_it_has_too_many(
         assert done == {waits[3]}
         os.kill(first, signal.SIGCONT)
         await asyncio.wait(waits)
-    finally:
-        await pool.close()
 
 
 async def test_a_child_that_can_t_begin_is_not_started_over_and_over() -> None:
-    pool = Children(1, program=("-c", "raise SystemExit(3)"))
-    try:
+    async with a_pool(1, program=("-c", "raise SystemExit(3)")) as pool:
         settings = RendererSettings(folder="/nowhere")
         for _ in range(3):
             assert await reason(load(pool, settings)) is Reason.RENDERER_UNAVAILABLE
         assert pool.killed == {"exit": 1}
-    finally:
-        await pool.close()
 
 
 async def test_closing_ends_bodies_that_wait(settings: RendererSettings) -> None:
@@ -240,15 +233,12 @@ def test_children_end_with_the_process_that_started_them(
 async def test_a_first_body_that_hangs_has_the_time_of_a_body_not_that_of_loading(
     settings: RendererSettings,
 ) -> None:
-    pool = Children(1, render_s=0.5)
-    try:
+    async with a_pool(1, render_s=0.5) as pool:
         for killed in (1, 2):  # the child that follows has loaded nothing either
             hangs = pool.render("m", settings, CHAT, chat("hang"), VLLM, 0)
             with pytest.raises(PromptError, match=r"0\.5 s"):
                 await hangs
             assert pool.killed == {"time": killed}
-    finally:
-        await pool.close()
 
 
 @pytest.mark.parametrize("header", [b"\xff\xff\xff", b"\x80\x01\x02"])
@@ -257,16 +247,13 @@ async def test_a_child_that_answers_nonsense_costs_its_body_and_no_other(
 ) -> None:
     answer = SIZES.pack(len(header), 0) + header
     program = f"import os, time; os.write(0, {answer!r}); time.sleep(600)"
-    pool = Children(1, program=("-c", program))
-    try:
+    async with a_pool(1, program=("-c", program)) as pool:
         waits = [pool.render("m", settings, CHAT, chat("a"), VLLM, 0) for _ in range(2)]
         for error in await asyncio.gather(*waits, return_exceptions=True):
             assert isinstance(error, PromptError)
             assert error.reason is Reason.RENDERER_UNAVAILABLE
         assert pool.killed == {"exit": 2}
         assert pool.waiting == 0
-    finally:
-        await pool.close()
 
 
 async def test_closing_while_a_child_starts_leaves_none_behind(

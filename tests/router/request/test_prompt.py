@@ -205,9 +205,7 @@ class TestItems:
     def test_an_item_beyond_the_prompt_is_refused(self) -> None:
         tokens = pack_tokens(range(20))
         refusal = refused(
-            Prompt.from_tokens,
-            tokens,
-            items=[MultimodalItem(1, 0, 20), MultimodalItem(2, 18, 3)],
+            Prompt.from_tokens, tokens, items=[MultimodalItem(1, 0, 20), MultimodalItem(2, 18, 3)]
         )
         assert refusal.reason is Reason.INVALID_FIELD
         assert refusal.message == (

@@ -19,16 +19,10 @@ from router.request.proving.engine_tokens import EngineAway, EngineRefused, Engi
 from router.request.proving.proof import Difference, State, Target
 from router.request.refusal import Reason
 from router.request.rendering.renderer import Renderer
-from router.request.tokens import (
-    CANARIES_MAX,
-    MadeBy,
-    ModelPrompts,
-    PromptAsk,
-    Prompts,
-    Source,
-)
+from router.request.tokens import CANARIES_MAX, MadeBy, ModelPrompts, PromptAsk, Prompts, Source
 from tests.stage.prompts.engine import CHAT, StandIn, chat, quiet, serving
 from tests.stage.prompts.renderers import OTHER_TEMPLATE, of_template
+from tests.stage.waiting import until
 
 TARGET = Target("vllm", "0.32.0")
 
@@ -40,6 +34,13 @@ async def facade(model: ModelPrompts | None = None, **more: Any) -> AsyncIterato
         yield prompts
     finally:
         await prompts.close()
+
+
+@pytest.fixture
+async def engines() -> AsyncIterator[Engines]:
+    engines = Engines()
+    yield engines
+    await engines.close()
 
 
 @pytest.fixture(scope="module")
@@ -208,31 +209,21 @@ async def test_a_model_without_a_folder_has_its_engines_tokens(folder: RendererS
 
 
 async def test_a_render_endpoint_that_an_engine_lacks_says_nothing_about_its_others(
-    folder: RendererSettings,
+    folder: RendererSettings, engines: Engines
 ) -> None:
     messages, chats = "/v1/messages/render", "/v1/chat/completions/render"
     stand_in = StandIn(folder, renders=True, lacks=frozenset({messages}))
-    engines = Engines()
-    try:
-        async with serving(stand_in) as engine:
-            for _ in range(2):
-                with suppress(EngineAway):
-                    await engines.ask(
-                        engine.access,
-                        "vllm",
-                        bodies.MESSAGES,
-                        chat(),
-                        "m",
-                    )
-                made = await engines.ask(engine.access, "vllm", CHAT, chat(), "m")
-                assert made.token_bytes
-            assert stand_in.asked == [messages, chats, chats]
-            engines.forget(engine.address)
-            with pytest.raises(EngineAway, match="messages"):
+    async with serving(stand_in) as engine:
+        for _ in range(2):
+            with suppress(EngineAway):
                 await engines.ask(engine.access, "vllm", bodies.MESSAGES, chat(), "m")
-            assert stand_in.asked[3:] == [messages]
-    finally:
-        await engines.close()
+            made = await engines.ask(engine.access, "vllm", CHAT, chat(), "m")
+            assert made.token_bytes
+        assert stand_in.asked == [messages, chats, chats]
+        engines.forget(engine.address)
+        with pytest.raises(EngineAway, match="messages"):
+            await engines.ask(engine.access, "vllm", bodies.MESSAGES, chat(), "m")
+        assert stand_in.asked[3:] == [messages]
 
 
 async def test_a_reload_takes_proofs_back_and_runs_canaries_again(
@@ -280,20 +271,17 @@ async def test_an_answer_that_is_no_tokens_is_an_error_and_never_tokens(
     answer: Callable[[], web.Response],
     error: type[Exception],
     message: str,
+    engines: Engines,
 ) -> None:
-    engines = Engines()
-    try:
-        async with serving(StandIn(folder)) as engine:
-            engine.answer = answer
-            with pytest.raises(error, match=message):
-                await engines.ask(engine.access, "sglang", CHAT, chat(), "m")
-            engine.answer = None
-            with pytest.raises(EngineAway, match="within 0 s"):
-                await engines.ask(engine.access, "sglang", CHAT, chat(), "m", left_s=0.0)
-        with pytest.raises(EngineAway):
-            await engines.ask(EngineAccess("http://127.0.0.1:1"), "sglang", CHAT, chat(), "m")
-    finally:
-        await engines.close()
+    async with serving(StandIn(folder)) as engine:
+        engine.answer = answer
+        with pytest.raises(error, match=message):
+            await engines.ask(engine.access, "sglang", CHAT, chat(), "m")
+        engine.answer = None
+        with pytest.raises(EngineAway, match="within 0 s"):
+            await engines.ask(engine.access, "sglang", CHAT, chat(), "m", left_s=0.0)
+    with pytest.raises(EngineAway):
+        await engines.ask(EngineAccess("http://127.0.0.1:1"), "sglang", CHAT, chat(), "m")
 
 
 @pytest.mark.parametrize(
@@ -307,22 +295,21 @@ async def test_an_answer_that_is_no_tokens_is_an_error_and_never_tokens(
     ],
 )
 async def test_what_tokenize_would_read_otherwise_is_not_sent_to_it(
-    folder: RendererSettings, kind: bodies.BodyFormat, body: dict[str, Any]
+    folder: RendererSettings, kind: bodies.BodyFormat, body: dict[str, Any], engines: Engines
 ) -> None:
-    engines, content = Engines(), json.dumps(body).encode()
-    try:
-        async with serving(StandIn(folder)) as engine:
-            with pytest.raises(EngineAway):
-                await engines.ask(engine.access, "vllm", kind, content, "m")
-            assert "/tokenize" not in engine.asked
-    finally:
-        await engines.close()
+    content = json.dumps(body).encode()
+    async with serving(StandIn(folder)) as engine:
+        with pytest.raises(EngineAway):
+            await engines.ask(engine.access, "vllm", kind, content, "m")
+        assert "/tokenize" not in engine.asked
 
 
-async def test_sglang_is_not_sent_what_only_its_tokenize_reads(folder: RendererSettings) -> None:
+async def test_sglang_is_not_sent_what_only_its_tokenize_reads(
+    folder: RendererSettings, engines: Engines
+) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
-    engines, sent = Engines(), []
+    sent = []
 
     class Listening(StandIn):
         @override
@@ -330,12 +317,9 @@ async def test_sglang_is_not_sent_what_only_its_tokenize_reads(folder: RendererS
             sent.append(await request.json())
             return web.json_response({"tokens": [1]})
 
-    try:
-        async with serving(Listening(folder)) as engine:
-            content = json.dumps(body).encode()
-            await engines.ask(engine.access, "sglang", CHAT, content, "m")
-    finally:
-        await engines.close()
+    async with serving(Listening(folder)) as engine:
+        content = json.dumps(body).encode()
+        await engines.ask(engine.access, "sglang", CHAT, content, "m")
     assert sent == [{"messages": messages, "continue_final_message": True}]
 
 
@@ -351,21 +335,17 @@ async def test_sglang_is_not_sent_what_only_its_tokenize_reads(folder: RendererS
     ],
 )
 async def test_sglang_is_not_sent_tools_that_its_tokenize_reorders(
-    folder: RendererSettings, tool: object, is_sent: bool
+    folder: RendererSettings, tool: object, is_sent: bool, engines: Engines
 ) -> None:
-    engines = Engines()
     engine = StandIn(folder)
     engine.answer = lambda: web.json_response({"tokens": [1]})
     content = json.dumps({"messages": [], "tools": [tool]}).encode()
-    try:
-        async with serving(engine):
-            if is_sent:
+    async with serving(engine):
+        if is_sent:
+            await engines.ask(engine.access, "sglang", CHAT, content, "m")
+        else:
+            with pytest.raises(EngineAway, match="reorders"):
                 await engines.ask(engine.access, "sglang", CHAT, content, "m")
-            else:
-                with pytest.raises(EngineAway, match="reorders"):
-                    await engines.ask(engine.access, "sglang", CHAT, content, "m")
-    finally:
-        await engines.close()
     assert bool(engine.asked) == is_sent
 
 
@@ -395,12 +375,6 @@ class Slow(StandIn):
         return await super().tokenize(request)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  # nothing to await
-            await asyncio.sleep(0.001)
-
-
 async def test_canaries_of_a_configuration_that_is_gone_prove_nothing(
     folder: RendererSettings, other: RendererSettings
 ) -> None:
@@ -408,7 +382,7 @@ async def test_canaries_of_a_configuration_that_is_gone_prove_nothing(
     async with serving(slow) as engine, facade(model(folder)) as prompts:
         ask = PromptAsk("m", CHAT, chat(), engine.at(), source=Source.LOCAL)
         prompts.on_pick("r", await prompts.tokens_of(ask))
-        await until(lambda: slow.waiting == 1)
+        await until(lambda: slow.waiting == 1, "one waits")
         prompts.configure({"m": model(other)})
         slow.go.set()
         await quiet(prompts)
@@ -425,7 +399,7 @@ async def test_an_engines_tokens_prove_nothing_if_the_configuration_changed_mean
     async with serving(slow) as engine, facade(settings) as prompts:
         ask = PromptAsk("m", CHAT, chat(), engine.at(), source=Source.AUTO)
         made = asyncio.create_task(prompts.tokens_of(ask))
-        await until(lambda: slow.waiting == 1)
+        await until(lambda: slow.waiting == 1, "one waits")
         prompts.configure({"m": model(other, source=Source.LOCAL)})
         slow.go.set()
         assert (await made).made_by is MadeBy.ENGINE
@@ -439,7 +413,7 @@ async def test_canaries_of_few_workers_run_at_once(folder: RendererSettings) -> 
         for number in range(3 * CANARIES_MAX):
             ask = PromptAsk("m", CHAT, chat(), engine.at(f"w{number}/1"), source=Source.LOCAL)
             await prompts.tokens_of(ask)
-        await until(lambda: slow.waiting == CANARIES_MAX)
+        await until(lambda: slow.waiting == CANARIES_MAX, f"{CANARIES_MAX} wait")
         assert prompts.waiting == 0, "the others have not begun"
         slow.go.set()
         await quiet(prompts)

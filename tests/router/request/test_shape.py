@@ -51,11 +51,7 @@ from tests.stage.prompts.responses import RESPONSES, response
             "responses+custom_calls+tool+tool_fields+tools",
         ),
         (bodies.RESPONSES, RESPONSES["effort_none"], "responses+effort_none"),
-        (
-            bodies.RESPONSES,
-            RESPONSES["continued"],
-            "responses+assistant_last+continue+parts",
-        ),
+        (bodies.RESPONSES, RESPONSES["continued"], "responses+assistant_last+continue+parts"),
         (
             bodies.RESPONSES,
             response({"type": "item_reference", "id": "a"}, previous_response_id="resp_a"),

@@ -81,9 +81,7 @@ CHATS: dict[str, Body] = {
     "tool_choice_none": chat(USER, tools=TOOLS, tool_choice="none"),
     "tool_choice_required": chat(USER, tools=TOOLS[:2], tool_choice="required"),
     "tool_choice_named": chat(
-        USER,
-        tools=TOOLS[:2],
-        tool_choice={"type": "function", "function": {"name": "get_weather"}},
+        USER, tools=TOOLS[:2], tool_choice={"type": "function", "function": {"name": "get_weather"}}
     ),
     "tool_fields": chat(
         USER,

@@ -1,6 +1,7 @@
 """Chat templates, and the bodies that tests/router/request/golden has an engine's tokens of."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -27,3 +28,13 @@ def cases(engine: str) -> Iterator[tuple[bodies.BodyFormat, str, Any]]:
 def digest_of(data: bytes) -> str:
     """Of token bytes."""
     return sha256(data).hexdigest()[:16]
+
+
+def write_cases(path: Path, engine: str, made: Mapping[str, Any]) -> None:
+    """A file of what an engine made of each body, one body a line."""
+    lines = (
+        f"{json.dumps(name)}: {json.dumps(one, ensure_ascii=False)}" for name, one in made.items()
+    )
+    path.write_text(
+        f'{{"engine": {json.dumps(engine)}, "cases": {{\n' + ",\n".join(lines) + "\n}}\n"
+    )

@@ -92,10 +92,7 @@ RESPONSES: dict[str, Body] = {
     "tools_grammar": response(
         USER,
         tools=[
-            {
-                **CUSTOM,
-                "format": {"type": "grammar", "syntax": "regex", "definition": "[a-z]+"},
-            }
+            {**CUSTOM, "format": {"type": "grammar", "syntax": "regex", "definition": "[a-z]+"}}
         ],
     ),
     "tools_space": response(USER, tools=[SPACE, FUNCTIONS[1]]),
@@ -186,8 +183,7 @@ RESPONSES: dict[str, Body] = {
     ),
     "continued_call": response(USER, {**CALL, "status": "in_progress"}),
     "continued_text": response(
-        USER,
-        {"role": "assistant", "type": "message", "content": "It will", "status": "incomplete"},
+        USER, {"role": "assistant", "type": "message", "content": "It will", "status": "incomplete"}
     ),
     "continued": response(USER, {**ANSWER, "status": "incomplete"}),
     "continued_reasoning": response(USER, {**REASONING, "status": "in_progress"}),

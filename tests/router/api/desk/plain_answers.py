@@ -123,14 +123,9 @@ def _write_alternative(message: router_pb2.Alternative, decision: Decision, row:
 
 
 def _write_overlap(overlap: router_pb2.OverlapTokens, decision: Decision, row: int) -> None:
-    (
-        overlap.raw,
-        overlap.usable,
-        overlap.device,
-        overlap.host,
-        overlap.disk,
-        overlap.predicted,
-    ) = decision.tokens[:, row].tolist()
+    (overlap.raw, overlap.usable, overlap.device, overlap.host, overlap.disk, overlap.predicted) = (
+        decision.tokens[:, row].tolist()
+    )
 
 
 def write_row(

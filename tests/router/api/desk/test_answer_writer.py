@@ -184,8 +184,7 @@ def test_explanations_show_every_candidate_of_a_decision(policy: str, seed: int)
 
 
 def test_a_fault_while_writing_leaves_nothing_of_the_answer_behind() -> None:
-    fleet = Fleet(index=NativeIndex())
-    fleet.add("w0")
+    fleet = Fleet("w0", index=NativeIndex())
     writer, broken = answer_writer(fleet.core), fleet.route(prompt(40))
     whole, broken.reservation.id = broken.reservation.id, 5  # type: ignore[assignment]
     with pytest.raises(TypeError):

@@ -24,9 +24,8 @@ from tests.stage.served import asked, taken_apart
 def read(**about: Any) -> Any:
     fleet = Fleet()
     fleet.add("w0", lora_names=("ad",))
-    return request_codec.read_request(
-        request_codec.receive(asked(**about).SerializeToString(), 1 << 20), fleet.core, fleet.now_s
-    )
+    received = request_codec.receive(asked(**about).SerializeToString(), 1 << 20)
+    return request_codec.read_request(received, fleet.core, fleet.now_s)
 
 
 class TestRequest:
@@ -215,8 +214,7 @@ class TestWorker:
         source = fleet.view.sources[key]
         assert worker_codec.write_worker(source, fleet.core, fleet.now_s).hit_ratio == 0
         held = fleet.route(prompt(100)).reservation
-        done = Progress(held.id, ProgressState.FINISHED, cached_tokens=48)
-        fleet.core.report(done, fleet.now_s)
+        fleet.report(held, "finished", cached_tokens=48)
         assert worker_codec.write_worker(source, fleet.core, fleet.now_s).hit_ratio == 48 / 96
 
     def test_preemptions_and_a_token_budget_are_shown_where_they_are_told(self) -> None:

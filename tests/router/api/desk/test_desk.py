@@ -22,18 +22,18 @@ from router.decide.decision.decision import Decision
 from router.observe.audit.sampling import Sampled, Watch
 from router.request.refusal import Reason, Refusal
 from tests.stage.fleet import Fleet
-from tests.stage.served import asked, desk_of
+from tests.stage.served import NO_QUEUE, asked, batch_of, desk_of
 
 
 class Stage:
     """A desk with one worker behind it."""
 
-    def __init__(self, watch: Any = None) -> None:
+    def __init__(self, watch: Any = None, queue: QueueSettings = NO_QUEUE) -> None:
         self.fleet = Fleet(index=NativeIndex())
         self.fleet.add("w0", total_blocks=1_000_000)
         self.metrics = Metrics(CollectorRegistry())
         guard = Guard.of(1 << 20, self.metrics)
-        self.desk = desk_of(self.fleet, self.metrics, guard.fault, watch=watch)
+        self.desk = desk_of(self.fleet, self.metrics, guard.fault, watch=watch, queue=queue)
 
     def decide(self, items: RouteItems, *sent: router_pb2.RouteItem) -> list[str]:
         """What each item came to, the worker's id or the status's message."""
@@ -193,18 +193,13 @@ QUOTA = QueueSettings(tenants=TenantsSettings(named={"paid": TenantSettings(in_f
 def test_a_verified_tenant_replaces_that_of_the_field(
     port: str, verified: str, field: str, waits: bool
 ) -> None:
-    fleet = Fleet(index=NativeIndex())
-    fleet.add("w0", total_blocks=1_000_000)
-    metrics = Metrics(CollectorRegistry())
-    guard = Guard.of(1 << 20, metrics)
-    desk = desk_of(fleet, metrics, guard.fault, queue=QUOTA)
+    desk = Stage(queue=QUOTA).desk
     desk.route(asked(tenant="paid").SerializeToString())
     request = asked(LONG_BYTES // 4 if port == "long" else 100, tenant=field)
     caller = Caller(tenant=verified)
     if port == "stream":
         items = RouteItems(partial(desk.item, caller=caller), desk.cancel, desk.leave)
-        batch = router_pb2.RouteBatch(items=[router_pb2.RouteItem(index=1, request=request)])
-        list(items.decide(read_batch(batch.SerializeToString())))
+        list(items.decide(read_batch(batch_of(request).SerializeToString())))
     else:
         answered_by(desk, request, caller=caller)  # or in the queue
     assert len(desk.admission) == waits
@@ -213,11 +208,7 @@ def test_a_verified_tenant_replaces_that_of_the_field(
 
 
 def test_a_request_that_waits_keeps_the_tenant_of_its_caller() -> None:
-    fleet = Fleet(index=NativeIndex())
-    fleet.add("w0", total_blocks=1_000_000)
-    metrics = Metrics(CollectorRegistry())
-    guard = Guard.of(1 << 20, metrics)
-    desk = desk_of(fleet, metrics, guard.fault, queue=QUOTA)
+    desk = Stage(queue=QUOTA).desk
     first = desk.route(asked().SerializeToString(), caller=Caller("paid"))
     assert isinstance(first, tuple)
     waiting = desk.route(asked(first=100).SerializeToString(), caller=Caller("paid"))

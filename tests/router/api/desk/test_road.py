@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from kvroute.v1 import router_pb2
 from router.api.desk import request_codec
 from router.api.desk.desk import LONG_BYTES
-from router.decide.core.progress import Progress, ProgressState
 from router.request.refusal import Refusal
 from tests.stage.fleet import prompt
 from tests.stage.served import asked
@@ -199,5 +198,5 @@ def test_policies_that_watch_know_the_picks_of_calls_and_of_streams() -> None:
     assert len(core.fleet.rates._workers[key].open) == 4
     assert core.fleet.working_sets._count > 0
     for held in list(core.reservations._open):
-        core.report(Progress(held, ProgressState.FINISHED), side.fleet.now_s)
+        side.fleet.report(held, "finished")
     assert core.fleet.rates._workers[key].open == {}

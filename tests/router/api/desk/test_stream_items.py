@@ -31,19 +31,22 @@ from tests.stage.fleet import Fleet, prompt
 from tests.stage.served import taken_apart
 
 
+def batch_of(*items: router_pb2.RouteItem) -> Batch:
+    return read_batch(router_pb2.RouteBatch(items=items).SerializeToString())
+
+
 @dataclass
 class Desk:
     """Decides with a real core, at a price in seconds for each request."""
 
     cost_s: float = 0.0
     now_s: float = 100.0
-    fleet: Fleet = field(default_factory=Fleet)
+    fleet: Fleet = field(default_factory=lambda: Fleet("w0"))
     cancelled: list[str] = field(default_factory=list)
     unsent: list[str] = field(default_factory=list)
     turns: int = 0
 
     def __post_init__(self) -> None:
-        self.fleet.add("w0")
         self.items = RouteItems(
             self.route,
             self.cancel,
@@ -62,9 +65,8 @@ class Desk:
         self.now_s += self.cost_s
         if request.model == "none":
             raise Refusal(Reason.UNKNOWN_MODEL, "as asked")
-        outcome = self.fleet.core.route(
-            self.fleet.request(prompt(32), request_id=request.request_id), self.fleet.now_s
-        )
+        request_ = self.fleet.request(prompt(32), request_id=request.request_id)
+        outcome = self.fleet.core.route(request_, self.fleet.now_s)
         reservation = outcome.reservation
         answer = router_pb2.RouteResponse(reservation_id=reservation.id).SerializeToString()
         return answer, reservation, isinstance(outcome, Repeated)
@@ -74,8 +76,7 @@ class Desk:
         self.fleet.core.withdraw(reservation, self.fleet.now_s)
 
     def messages(self, *items: router_pb2.RouteItem) -> Iterator[router_pb2.RouteResults]:
-        batch = read_batch(router_pb2.RouteBatch(items=items).SerializeToString())
-        for message in self.items.decide(batch):
+        for message in self.items.decide(batch_of(*items)):
             if message is None:
                 self.turns += 1
                 continue
@@ -128,12 +129,8 @@ def test_an_item_whose_time_is_over_is_refused_and_reserves_nothing() -> None:
         item(0, timeout_ms=1), item(1, timeout_ms=10), item(2, timeout_ms=21), item(3)
     )
     results = [result for message in messages for result in message.results]
-    assert [one.WhichOneof("result") for one in results] == [
-        "response",
-        "status",
-        "response",
-        "response",
-    ]
+    kinds = ["response", "status", "response", "response"]
+    assert [one.WhichOneof("result") for one in results] == kinds
     refused = taken_apart(results[1].status)
     assert (refused.code.name, refused.reason) == ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED")
     assert desk.fleet.core.reservations.of_request("r1") is None
@@ -148,8 +145,7 @@ def test_a_cancel_ends_what_its_item_reserved_once() -> None:
 
 def test_a_message_that_could_not_be_sent_leaves_nothing_reserved() -> None:
     desk = Desk(cost_s=SLICE_S * 0.6)
-    batch = read_batch(RouteBatch(items=[*map(item, range(6))]).SerializeToString())
-    messages = desk.items.decide(batch)
+    messages = desk.items.decide(batch_of(*map(item, range(6))))
     next(messages)
     next(messages)  # so the first one was sent
     messages.close()
@@ -158,7 +154,7 @@ def test_a_message_that_could_not_be_sent_leaves_nothing_reserved() -> None:
 
 def test_nor_does_an_item_of_a_message_that_was_not_even_made() -> None:
     desk = Desk()
-    batch = read_batch(RouteBatch(items=[*map(item, range(3))]).SerializeToString())
+    batch = batch_of(*map(item, range(3)))
     broken = RuntimeError("as planned")
 
     def route(content: bytes | None, left_s: float) -> Steps:
@@ -184,16 +180,14 @@ def test_a_long_item_that_is_given_up_halfway_ends_there() -> None:
             ended.append("the long item")
 
     desk.items._route = long
-    batch = read_batch(RouteBatch(items=[item(0), item(1)]).SerializeToString())
-    with closing(desk.items.decide(batch)) as messages:
+    with closing(desk.items.decide(batch_of(item(0), item(1)))) as messages:
         assert [next(messages) for _ in range(3)] == [None] * 3, "others have their turns"
     assert (ended, desk.unsent, list(messages)) == (["the long item"], [], [])
 
 
 def test_what_was_cancelled_before_is_not_ended_again() -> None:
     desk = Desk()
-    batch = read_batch(RouteBatch(items=[item(0), item(1), cancel(0)]).SerializeToString())
-    messages = desk.items.decide(batch)
+    messages = desk.items.decide(batch_of(item(0), item(1), cancel(0)))
     next(messages)
     messages.close()
     assert (desk.cancelled, desk.unsent) == (["r0"], ["r1"])
@@ -310,6 +304,17 @@ ODD = [
 ]
 
 
+def read_both(content: bytes) -> Iterator[tuple[bytes | None, router_pb2.RouteItem]]:
+    """Of each item the request's bytes, and the item as protobuf reads it. All else is equal."""
+    batch = read_batch(content)
+    for one in router_pb2.RouteBatch.FromString(content).items:
+        assert batch.next()
+        assert (batch.index, batch.timeout_ms) == (one.index, one.timeout_ms)
+        assert batch.cancel == (one.WhichOneof("action") == "cancel")
+        yield batch.request, one
+    assert not batch.next()
+
+
 @given(st.lists(st.lists(st.sampled_from(ODD), max_size=5), max_size=4))
 def test_an_odd_batch_is_read_as_protobuf_reads_it(items: list[list[bytes]]) -> None:
     content = b""
@@ -317,19 +322,10 @@ def test_an_odd_batch_is_read_as_protobuf_reads_it(items: list[list[bytes]]) -> 
         item = router_pb2.RouteItem(index=n, request=router_pb2.RouteRequest(request_id=f"r{n}"))
         inner = item.SerializeToString() + b"".join(parts)
         content += b"\x0a" + bytes([len(inner)]) + inner
-    expected = router_pb2.RouteBatch.FromString(content)
-    batch = read_batch(content)
-    assert len(batch) == len(items)
-    for one in expected.items:
-        assert batch.next()
-        assert (batch.index, batch.timeout_ms) == (one.index, one.timeout_ms)
-        assert batch.cancel == (one.WhichOneof("action") == "cancel")
-        if one.HasField("request"):
-            assert batch.request is not None
-            assert router_pb2.RouteRequest.FromString(batch.request) == one.request
-        else:
-            assert batch.request is None
-    assert not batch.next()
+    assert len(read_batch(content)) == len(items)
+    for request, expected in read_both(content):
+        assert expected.HasField("request") == (request is not None)
+        assert request is None or router_pb2.RouteRequest.FromString(request) == expected.request
 
 
 def test_a_tag_of_six_bytes_is_none_as_in_protobuf() -> None:
@@ -377,16 +373,11 @@ def test_bytes_that_are_no_batch_are_refused() -> None:
 @given(st.binary(max_size=40))
 def test_a_batch_is_read_as_protobuf_reads_it(content: bytes) -> None:
     try:
-        expected = router_pb2.RouteBatch.FromString(content)
+        router_pb2.RouteBatch.FromString(content)
     except DecodeError:
         return  # what is in a request is looked at when its turn comes
-    batch = read_batch(content)
-    for one in expected.items:
-        assert batch.next()
-        assert (batch.index, batch.timeout_ms) == (one.index, one.timeout_ms)
-        assert batch.cancel == (one.WhichOneof("action") == "cancel")
-        assert (batch.request is not None) == one.HasField("request")
-    assert not batch.next()
+    for request, expected in read_both(content):
+        assert (request is not None) == expected.HasField("request")
 
 
 class TestResultsThatComeLater:

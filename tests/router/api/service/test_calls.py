@@ -42,6 +42,7 @@ from tests.stage.http2_frames import (
     frame,
 )
 from tests.stage.served import Served, asked, refusal, served
+from tests.stage.waiting import until
 
 Code = grpc.StatusCode
 KIB = 1024
@@ -52,10 +53,6 @@ END_STREAM, CANCEL = 1, 8
 def raw(stage: Served, method: str) -> Any:
     """A call of one message each way, as bytes."""
     return stage.channel.unary_unary(method)
-
-
-def metric(stage: Served, name: str, **labels: str) -> float:
-    return stage.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
 class TestLimits:
@@ -94,8 +91,7 @@ class TestSizes:
     async def test_a_message_over_the_limit_is_refused_with_the_key(
         self, method: str, key: str
     ) -> None:
-        async with served(bounds=GrpcBounds(report_kib_max=3, other_kib_max=3)) as stage:
-            stage.fleet.add("w0")
+        async with served("w0", bounds=GrpcBounds(report_kib_max=3, other_kib_max=3)) as stage:
             most = 8192 * KIB if key else 3 * KIB
             # A field that nobody knows, and that protobuf would have kept.
             at_the_limit = field(9, bytes(most - (5 if key else 3)))
@@ -107,7 +103,7 @@ class TestSizes:
             service, name = method.split("/")[1:]
             labels = {"method": f"{service.rpartition('.')[2]}/{name}"}
             labels["reason"] = "MESSAGE_TOO_LARGE"
-            assert metric(stage, "kvroute_calls_refused_total", **labels) == 1
+            assert stage.metric("calls_refused_total", **labels) == 1
             call = raw(stage, method)(at_the_limit)
             assert await call.code() is not Code.RESOURCE_EXHAUSTED
 
@@ -124,10 +120,11 @@ class TestSizes:
             over = await refusal(call.read())
             assert over.reason == "MESSAGE_TOO_LARGE"
 
-    async def test_over_the_largest_limit_it_is_refused_before_its_bytes_have_come(self) -> None:
-        async with served() as stage:
-            refused = await refusal(raw(stage, ROUTE)(bytes(33 * KIB * KIB + 1)))
-            assert (refused.code, refused.reason) == (Code.RESOURCE_EXHAUSTED, "MESSAGE_TOO_LARGE")
+    async def test_over_the_largest_limit_it_is_refused_before_its_bytes_have_come(
+        self, empty: Served
+    ) -> None:
+        refused = await refusal(raw(empty, ROUTE)(bytes(33 * KIB * KIB + 1)))
+        assert (refused.code, refused.reason) == (Code.RESOURCE_EXHAUSTED, "MESSAGE_TOO_LARGE")
 
 
 HOSTILE: list[tuple[str, str, bytes, str]] = [
@@ -152,7 +149,7 @@ HOSTILE: list[tuple[str, str, bytes, str]] = [
     ("method", "message", "sentence"), [row[1:] for row in HOSTILE], ids=[row[0] for row in HOSTILE]
 )
 async def test_what_is_too_much_is_refused_by_its_bytes(
-    method: str, message: bytes, sentence: str, monkeypatch: pytest.MonkeyPatch
+    method: str, message: bytes, sentence: str, monkeypatch: pytest.MonkeyPatch, stage: Served
 ) -> None:
     built: list[int] = []
 
@@ -165,17 +162,15 @@ async def test_what_is_too_much_is_refused_by_its_bytes(
             return router_pb2_RouteRequest.FromString(content)
 
     router_pb2_RouteRequest = router_pb2.RouteRequest
-    async with served() as stage:
-        stage.fleet.add("w0")
-        before = stage.state()
-        monkeypatch.setattr(router_pb2, "RouteRequest", Watched)
-        refused = await refusal(raw(stage, method)(message))
-        monkeypatch.undo()
-        if sentence != "INVALID":
-            assert sentence in refused.message
-        assert refused.code is Code.INVALID_ARGUMENT
-        assert sum(built) < 100, "protobuf got nothing of it"
-        assert stage.state() == before
+    before = stage.state()
+    monkeypatch.setattr(router_pb2, "RouteRequest", Watched)
+    refused = await refusal(raw(stage, method)(message))
+    monkeypatch.undo()
+    if sentence != "INVALID":
+        assert sentence in refused.message
+    assert refused.code is Code.INVALID_ARGUMENT
+    assert sum(built) < 100, "protobuf got nothing of it"
+    assert stage.state() == before
 
 
 class TestBytesInFlight:
@@ -197,25 +192,21 @@ class TestBytesInFlight:
         assert in_flight.bytes == 0
 
     async def test_a_message_over_the_bound_is_to_be_sent_again(self) -> None:
-        async with served(bounds=GrpcBounds(in_flight_mib_max=1)) as stage:
-            stage.fleet.add("w0")
+        async with served("w0", bounds=GrpcBounds(in_flight_mib_max=1)) as stage:
             in_flight = stage.guard.in_flight
             long = asked(200_000)
             with in_flight.hold(900 * KIB):
-                assert metric(stage, "kvroute_held_bytes", what="messages", port="") == 900 * KIB
-                assert metric(stage, "kvroute_held_bytes_max", what="messages") == 1 << 20
+                assert stage.metric("held_bytes", what="messages", port="") == 900 * KIB
+                assert stage.metric("held_bytes_max", what="messages") == 1 << 20
                 refused = await refusal(stage.router.Route(long))
-                assert (refused.code, refused.reason) == (
-                    Code.RESOURCE_EXHAUSTED,
-                    "TOO_MANY_BYTES",
-                )
+                assert (refused.code, refused.reason) == (Code.RESOURCE_EXHAUSTED, "TOO_MANY_BYTES")
                 assert refused.retry_s
                 call = stage.router.RouteStream()
                 await call.write(
                     router_pb2.RouteBatch(items=[router_pb2.RouteItem(index=1, request=long)])
                 )
                 assert (await refusal(call.read())).reason == "TOO_MANY_BYTES"
-                assert (await stage.router.Route(asked(100))).worker_id == "w0"
+                assert (await stage.route(100)).worker_id == "w0"
             assert (await stage.router.Route(long)).worker_id == "w0"
             assert in_flight.bytes == 0
 
@@ -267,30 +258,22 @@ BOUNDARIES: dict[str, tuple[str, str, Callable[[Served], Any]]] = {
             router_pb2.ReportRequest(progress=[router_pb2.Progress(reservation_id="x", state=1)])
         ),
     ),
-    "ListWorkers": (
-        "load_of",
-        "Fleet/ListWorkers",
-        lambda s: s.workers.ListWorkers(fleet_pb2.ListWorkersRequest()),
-    ),
+    "ListWorkers": ("load_of", "Fleet/ListWorkers", lambda s: s.call("ListWorkers")),
     "WatchWorkers": (
         "load_of",
         "Fleet/WatchWorkers",
-        lambda s: one_message(s.workers.WatchWorkers(fleet_pb2.WatchWorkersRequest())),
+        lambda s: one_message(s.call("WatchWorkers")),
     ),
-    "DrainWorker": (
-        "drain",
-        "Fleet/DrainWorker",
-        lambda s: s.workers.DrainWorker(fleet_pb2.DrainWorkerRequest(worker_id="w0")),
-    ),
+    "DrainWorker": ("drain", "Fleet/DrainWorker", lambda s: s.call("DrainWorker", worker_id="w0")),
     "UndrainWorker": (
         "undrain",
         "Fleet/DrainWorker",
-        lambda s: s.workers.DrainWorker(fleet_pb2.DrainWorkerRequest(worker_id="w0", undrain=True)),
+        lambda s: s.call("DrainWorker", worker_id="w0", undrain=True),
     ),
     "RemoveWorker": (
         "remove",
         "Fleet/RemoveWorker",
-        lambda s: s.workers.RemoveWorker(fleet_pb2.RemoveWorkerRequest(worker_id="w0")),
+        lambda s: s.call("RemoveWorker", worker_id="w0"),
     ),
 }
 
@@ -300,8 +283,7 @@ async def test_whatever_a_handler_raises_ends_its_call_and_no_other(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     attribute, label, call = BOUNDARIES[name]
-    async with served() as stage, asyncio.timeout(60):
-        stage.fleet.add("w0")
+    async with served("w0") as stage, asyncio.timeout(60):
         for n, error in enumerate(ERRORS, 1):
             core = stage.fleet.core
             owner = core if hasattr(core, attribute) else core.fleet
@@ -309,11 +291,9 @@ async def test_whatever_a_handler_raises_ends_its_call_and_no_other(
             refused = await refusal(call(stage))
             assert (refused.code, refused.reason) == (Code.INTERNAL, "INTERNAL"), error
             assert "odd" not in refused.message
-            assert (
-                metric(stage, "kvroute_calls_refused_total", method=label, reason="INTERNAL") == n
-            )
+            assert stage.metric("calls_refused_total", method=label, reason="INTERNAL") == n
             monkeypatch.undo()
-            assert (await stage.router.Route(asked())).worker_id == "w0"
+            assert (await stage.route()).worker_id == "w0"
             stage.fleet.now_s += 0.001  # a fleet command is newer than the one before
         faults = [one for one in caplog.records if "ends with INTERNAL" in one.getMessage()]
         assert len(faults) == 1, "logged once in a while"
@@ -361,21 +341,19 @@ async def test_of_an_aborted_call_nothing_waits_for_a_look_for_cycles(
 
 async def test_whatever_a_registration_raises_ends_its_call_and_no_other() -> None:
     request = fleet_pb2.RegisterWorkerRequest(worker_id="w", engine="vllm", address="http://w:1")
-    async with served() as stage, asyncio.timeout(60):
-        stage.fleet.add("w0")
+    async with served("w0") as stage, asyncio.timeout(60):
         for error in ERRORS:
             stage.on_register = breaks(error)
             refused = await refusal(stage.workers.RegisterWorker(request))
             assert (refused.code, refused.reason) == (Code.INTERNAL, "INTERNAL"), error
             stage.on_register = lambda: None
-            assert (await stage.router.Route(asked())).worker_id == "w0"
+            assert (await stage.route()).worker_id == "w0"
         await stage.workers.RegisterWorker(request)
         assert [one.id for one in stage.registered] == ["w"]
 
 
 async def test_a_fault_ends_one_stream_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with served() as stage, asyncio.timeout(60):
-        stage.fleet.add("w0")
+    async with served("w0") as stage, asyncio.timeout(60):
         other = stage.router.RouteStream()
         batch = router_pb2.RouteBatch(items=[router_pb2.RouteItem(index=1, request=asked())])
         for error in ERRORS:
@@ -388,15 +366,12 @@ async def test_a_fault_ends_one_stream_and_no_other(monkeypatch: pytest.MonkeyPa
             assert result.response.worker_id == "w0"
 
 
-async def test_health_outlives_faults_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with served() as stage:
-        health = health_pb2_grpc.HealthStub(stage.channel)
-        call = health.Check(health_pb2.HealthCheckRequest(service="nobody"))
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call
-        assert caught.value.code() is Code.NOT_FOUND, "its own refusals stay its own"
-        answer = await health.Check(health_pb2.HealthCheckRequest(service="liveness"))
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+async def test_health_outlives_faults_too(monkeypatch: pytest.MonkeyPatch, empty: Served) -> None:
+    health = health_pb2_grpc.HealthStub(empty.channel)
+    call = health.Check(health_pb2.HealthCheckRequest(service="nobody"))
+    assert (await refusal(call)).code is Code.NOT_FOUND, "its own refusals stay its own"
+    answer = await health.Check(health_pb2.HealthCheckRequest(service="liveness"))
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_faults_are_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
@@ -416,23 +391,23 @@ def test_faults_are_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> 
     assert len(caplog.records) == 3
 
 
-async def test_a_stream_of_requests_with_one_answer_is_refused_when_it_is_mounted() -> None:
+async def test_a_stream_of_requests_with_one_answer_is_refused_when_it_is_mounted(
+    empty: Served,
+) -> None:
     async def count(requests: object, context: object) -> bytes:
         raise AssertionError
 
-    async with served() as stage:
-        handlers = {"Count": grpc.stream_unary_rpc_method_handler(count)}
-        server = http2_server(GrpcSettings(), 1024, None)
-        with pytest.raises(NotImplementedError, match="Count"):
-            stage.guard.add(server, "a.B", handlers)
+    handlers = {"Count": grpc.stream_unary_rpc_method_handler(count)}
+    server = http2_server(GrpcSettings(), 1024, None)
+    with pytest.raises(NotImplementedError, match="Count"):
+        empty.guard.add(server, "a.B", handlers)
 
 
 class TestUnsent:
     """Calls that end before their answer is out."""
 
     async def test_a_deadline_that_passed_meanwhile_leaves_nothing_reserved(self) -> None:
-        async with served(index=NativeIndex()) as stage:
-            stage.fleet.add("w0")
+        async with served("w0", index=NativeIndex()) as stage:
             timeout_s = 0.2
 
             def slow() -> float:
@@ -442,17 +417,15 @@ class TestUnsent:
                 return stage.fleet.now_s
 
             stage.desk._clock = slow
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stage.router.Route(asked(), timeout=timeout_s)
-            assert caught.value.code() is Code.DEADLINE_EXCEEDED
-            await until(lambda: stage.fleet.core.endings.total() == 1)
+            assert (
+                await refusal(stage.router.Route(asked(), timeout=timeout_s))
+            ).code is Code.DEADLINE_EXCEEDED
+            await until(lambda: stage.fleet.core.endings.total() == 1, "it has ended")
             assert stage.fleet.core.endings == {Ending.FAILED_CANCELLED: 1}
             assert stage.fleet.loads() == {}
-            assert metric(stage, "kvroute_failures_total", what="answer", kind="", policy="") == 1
+            assert stage.metric("failures_total", what="answer", kind="", policy="") == 1
 
-    async def test_a_call_given_up_as_its_answer_comes_leaves_nothing_reserved(
-        self,
-    ) -> None:
+    async def test_a_call_given_up_as_its_answer_comes_leaves_nothing_reserved(self) -> None:
         content = asked().SerializeToString()
         message = b"\0" + struct.pack(">I", len(content)) + content
         async with served(index=NativeIndex()) as stage, asyncio.timeout(60):
@@ -464,26 +437,23 @@ class TestUnsent:
             await reader.readuntil(b"grpc-status")
             assert stage.fleet.core.endings.total() == 0
             writer.write(frame(RST, 0, 1, struct.pack(">I", CANCEL)))
-            await until(lambda: stage.fleet.core.endings.total() == 1)
+            await until(lambda: stage.fleet.core.endings.total() == 1, "it has ended")
             writer.close()
             assert stage.fleet.core.endings == {Ending.FAILED_CANCELLED: 1}
             assert stage.fleet.loads() == {}
-            assert metric(stage, "kvroute_failures_total", what="answer", kind="", policy="") == 1
+            assert stage.metric("failures_total", what="answer", kind="", policy="") == 1
 
-    async def test_an_answer_that_another_caller_has_is_kept(self) -> None:
-        async with served() as stage:
-            stage.fleet.add("w0")
-            first = await stage.router.Route(asked(request_id="x"))
-            again = await stage.router.Route(asked(request_id="x"))
-            assert again == first
-            reservation = stage.fleet.core.reservations.get(first.reservation_id)
-            assert reservation is not None
-            stage.desk.unsent(reservation)
-            assert reservation.ended is None
+    async def test_an_answer_that_another_caller_has_is_kept(self, stage: Served) -> None:
+        first = await stage.route(request_id="x")
+        again = await stage.route(request_id="x")
+        assert again == first
+        reservation = stage.fleet.core.reservations.get(first.reservation_id)
+        assert reservation is not None
+        stage.desk.unsent(reservation)
+        assert reservation.ended is None
 
     async def test_a_long_request_that_is_cancelled_reserves_nothing(self) -> None:
-        async with served(index=NativeIndex()) as stage:
-            stage.fleet.add("w0")
+        async with served("w0", index=NativeIndex()) as stage:
             calls: list[Any] = []
             ended = asyncio.Event()
             sizes = stage.fleet.core.fleet.block_sizes
@@ -493,7 +463,7 @@ class TestUnsent:
                 return Slow(sizes(model), ended)
 
             stage.fleet.core.fleet.block_sizes = cancels  # type: ignore[method-assign]
-            calls.append(stage.router.Route(asked(300_000)))
+            calls.append(stage.route(300_000))
             with pytest.raises(asyncio.CancelledError):
                 await calls[-1]
             await ended.wait()
@@ -514,12 +484,6 @@ class Slow:
                 yield self._size
         finally:
             self._ended.set()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  # there is no event of it
-            await asyncio.sleep(0.001)
 
 
 class TestSteps:
@@ -543,33 +507,34 @@ class TestSteps:
             assert router_pb2.RouteResponse.FromString(answer).worker_id == "w0"
             assert isinstance(stage.desk.item(asked(100).SerializeToString()), tuple)
 
-    async def test_a_report_is_read_in_slices(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async with served() as stage:
-            monkeypatch.setattr(reports, "SLICE_S", 1e9)  # by the count alone
-            since_turn: list[int] = [0]
-            longest = 0
-            core_report = stage.fleet.core.report
+    async def test_a_report_is_read_in_slices(
+        self, monkeypatch: pytest.MonkeyPatch, empty: Served
+    ) -> None:
+        monkeypatch.setattr(reports, "SLICE_S", 1e9)  # by the count alone
+        since_turn: list[int] = [0]
+        longest = 0
+        core_report = empty.fleet.core.report
 
-            def report(*about: Any) -> Any:
-                nonlocal longest
-                since_turn[0] += 1
-                longest = max(longest, since_turn[0])
-                return core_report(*about)
+        def report(*about: Any) -> Any:
+            nonlocal longest
+            since_turn[0] += 1
+            longest = max(longest, since_turn[0])
+            return core_report(*about)
 
-            async def turns() -> None:
-                while True:
-                    since_turn[0] = 0
-                    await asyncio.sleep(0)
+        async def turns() -> None:
+            while True:
+                since_turn[0] = 0
+                await asyncio.sleep(0)
 
-            stage.fleet.core.report = report  # type: ignore[method-assign]
-            ticker = asyncio.create_task(turns())
-            steps = [router_pb2.Progress(reservation_id=f"x{i}", state=1) for i in range(500)]
-            answer = await stage.router.Report(router_pb2.ReportRequest(progress=steps))
-            ticker.cancel()
-            assert [one.reservation_id for one in answer.outcomes] == [
-                one.reservation_id for one in steps
-            ]
-            assert longest == reports.SLICE_STEPS
+        empty.fleet.core.report = report  # type: ignore[method-assign]
+        ticker = asyncio.create_task(turns())
+        steps = [router_pb2.Progress(reservation_id=f"x{i}", state=1) for i in range(500)]
+        answer = await empty.router.Report(router_pb2.ReportRequest(progress=steps))
+        ticker.cancel()
+        assert [one.reservation_id for one in answer.outcomes] == [
+            one.reservation_id for one in steps
+        ]
+        assert longest == reports.SLICE_STEPS
 
     async def test_a_replica_that_does_not_answer_is_asked_once_and_others_have_their_turns(
         self,
@@ -605,14 +570,12 @@ class TestSteps:
         assert [one.reservation_id for one in answer.outcomes] == [f"b-{i}" for i in range(count)]
         assert {one.message for one in answer.outcomes} == {"its replica, b, does not answer"}
 
-    async def test_cancels_without_answers_give_others_a_turn(self) -> None:
-        async with served() as stage:
-            stage.fleet.add("w0")
-            items = stage.texts.items()
-            items._clock = items._cpu_clock = iter(range(1000)).__next__
-            batch = router_pb2.RouteBatch(
-                items=[router_pb2.RouteItem(index=i, cancel=True) for i in range(20)]
-            )
-            told = list(items.decide(route_stream.read_batch(batch.SerializeToString())))
-            assert told.count(None) == 20
-            assert told[-1] == b""
+    async def test_cancels_without_answers_give_others_a_turn(self, stage: Served) -> None:
+        items = stage.texts.items()
+        items._clock = items._cpu_clock = iter(range(1000)).__next__
+        batch = router_pb2.RouteBatch(
+            items=[router_pb2.RouteItem(index=i, cancel=True) for i in range(20)]
+        )
+        told = list(items.decide(route_stream.read_batch(batch.SerializeToString())))
+        assert told.count(None) == 20
+        assert told[-1] == b""

@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from click.testing import CliRunner
 
 from kvroute.client import KvRouteClient
-from kvroute.v1 import FindDecisionsRequest, PastDecision, ProgressState, router_pb2
+from kvroute.v1 import FindDecisionsRequest, PastDecision
 from router.app.calls.past import show_past
 from router.app.calls.questions import explain
 from router.fleet.reservations.reservations import FIND_MAX
@@ -22,49 +21,42 @@ WHOLE = b'{"id":"c","choices":[{"message":{"content":"hi"}}]}'
 
 
 async def found(stage: Served, wanted: str) -> list[PastDecision]:
-    response = await stage.workers.FindDecisions(FindDecisionsRequest(id=wanted))
+    response = await stage.call("FindDecisions", id=wanted)
     return list(response.decisions)
 
 
-async def test_a_request_is_found_by_its_id_and_its_reservations_with_what_became_of_it() -> None:
-    async with served() as stage:
-        stage.fleet.add("w0")
-        answer = await stage.router.Route(asked(request_id="a"))
-        stage.fleet.now_s += 2
-        (by_request,) = await found(stage, "a")
-        assert by_request.answer == answer
-        assert (by_request.request_id, by_request.state, by_request.age_s) == ("a", "open", 2)
-        assert not by_request.HasField("cached_tokens")
-        step = router_pb2.Progress(
-            reservation_id=answer.reservation_id,
-            state=ProgressState.PROGRESS_STATE_FINISHED,
-            output_tokens=7,
-            cached_tokens=16,
-        )
-        await stage.router.Report(router_pb2.ReportRequest(progress=[step]))
-        (by_reservation,) = await found(stage, answer.reservation_id)
-        assert by_reservation.answer == answer
-        assert by_reservation.state == "finished"
-        assert (by_reservation.output_tokens, by_reservation.cached_tokens) == (7, 16)
-        assert await found(stage, "b") == []
+async def test_a_request_is_found_by_its_id_and_its_reservations_with_what_became_of_it(
+    stage: Served,
+) -> None:
+    answer = await stage.route(request_id="a")
+    stage.fleet.now_s += 2
+    (by_request,) = await found(stage, "a")
+    assert by_request.answer == answer
+    assert (by_request.request_id, by_request.state, by_request.age_s) == ("a", "open", 2)
+    assert not by_request.HasField("cached_tokens")
+    await stage.report(answer.reservation_id, output_tokens=7, cached_tokens=16)
+    (by_reservation,) = await found(stage, answer.reservation_id)
+    assert by_reservation.answer == answer
+    assert by_reservation.state == "finished"
+    assert (by_reservation.output_tokens, by_reservation.cached_tokens) == (7, 16)
+    assert await found(stage, "b") == []
 
 
-async def test_all_requests_of_a_client_s_id_are_found_the_newest_first_up_to_the_bound() -> None:
-    async with served() as stage:
-        stage.fleet.add("w0")
-        for number in range(FIND_MAX + 1):
-            await stage.router.Route(asked(request_id=f"mine{CLIENT_ID_END}{number}"))
-            stage.fleet.now_s += 1
-        await stage.router.Route(asked(request_id="mine2"))
-        names = [each.request_id for each in await found(stage, "mine")]
-        assert names == [f"mine{CLIENT_ID_END}{n}" for n in range(FIND_MAX, 0, -1)]
+async def test_all_requests_of_a_client_s_id_are_found_the_newest_first_up_to_the_bound(
+    stage: Served,
+) -> None:
+    for number in range(FIND_MAX + 1):
+        await stage.route(request_id=f"mine{CLIENT_ID_END}{number}")
+        stage.fleet.now_s += 1
+    await stage.route(request_id="mine2")
+    names = [each.request_id for each in await found(stage, "mine")]
+    assert names == [f"mine{CLIENT_ID_END}{n}" for n in range(FIND_MAX, 0, -1)]
 
 
 @pytest.mark.parametrize("wanted", ["", "x" * 1025])
-async def test_an_id_that_is_none_is_refused(wanted: str) -> None:
-    async with served() as stage:
-        refused = await refusal(stage.workers.FindDecisions(FindDecisionsRequest(id=wanted)))
-        assert (refused.reason, refused.metadata["field"]) == ("INVALID_FIELD", "id")
+async def test_an_id_that_is_none_is_refused(wanted: str, empty: Served) -> None:
+    refused = await refusal(empty.call("FindDecisions", id=wanted))
+    assert (refused.reason, refused.metadata["field"]) == ("INVALID_FIELD", "id")
 
 
 async def test_a_key_that_sees_some_models_only_finds_no_decision(tmp_path: Path) -> None:
@@ -73,9 +65,9 @@ async def test_a_key_that_sees_some_models_only_finds_no_decision(tmp_path: Path
         metadata = bearer("a-token")
         answer = await stage.router.Route(asked(model="alpha"), metadata=metadata)
         message = FindDecisionsRequest(id=answer.reservation_id)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stage.workers.FindDecisions(message, metadata=metadata)
-        assert refused.value.code() is Code.PERMISSION_DENIED
+        assert (
+            await refusal(stage.workers.FindDecisions(message, metadata=metadata))
+        ).code is Code.PERMISSION_DENIED
 
 
 @pytest.mark.parametrize("in_process", [False, True])
@@ -85,9 +77,8 @@ async def test_the_command_explains_a_request_of_the_gateway_by_its_client_s_own
     body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
     async with a_gateway(Worker(answering(WHOLE)), in_process=in_process) as stage:
         headers = {"X-Request-Id": "my own id"}
-        async with stage.post("/v1/chat/completions", body, headers=headers) as answer:
-            assert answer.headers["X-Request-Id"] == "my own id"
-            await answer.read()
+        answer = await stage.ask("/v1/chat/completions", body, headers=headers)
+        assert answer.headers["X-Request-Id"] == "my own id"
         target = f"127.0.0.1:{stage.served.server.port}"
         about: Any = {"timeout_s": 60.0, "as_json": False}
         assert await show_past(target, "my own id", **about) == 0

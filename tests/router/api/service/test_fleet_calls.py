@@ -17,57 +17,54 @@ from router.config.settings.configurations import ModelSettings
 from router.config.settings.fleet_settings import TOMBSTONE_MAX_S
 from tests.router.api.service.setting import Code
 from tests.stage.fleet import prompt
-from tests.stage.served import asked, refusal, served
+from tests.stage.served import Served, refusal, served
 
 
 class TestFleet:
-    async def test_workers_are_listed_by_id_and_rank_with_all_that_is_known(self) -> None:
-        async with served() as stage:
-            fleet = stage.fleet
-            key = fleet.add(
-                "b",
-                1,
-                model="alpha",
-                model_aliases=("a",),
-                lora_names=("ad",),
-                labels={"zone": "north"},
-                engine_version="0.32.0",
-                engine_block_size=4,
-                max_model_len=4096,
-                warnings=("an odd thing",),
-            )
-            fleet.add("b", 0, model="beta", total_blocks=0, total_slots=None)
-            fleet.add("a")
-            fleet.cache(key, prompt(64), 48)
-            fleet.cache(key, prompt(64), 32, Tier.HOST)
-            fleet.say(key, running=2, waiting=1, used_blocks=9.0)
-            await stage.router.Route(asked(20, model="alpha"))
-            fleet.now_s += 0.5
-            listed = (await stage.workers.ListWorkers(fleet_pb2.ListWorkersRequest())).workers
-            assert [(one.worker_id, one.dp_rank) for one in listed] == [
-                ("a", 0),
-                ("b", 0),
-                ("b", 1),
-            ]
-            _, unknown, told = listed
-            assert not unknown.HasField("total_blocks"), "0 is not told"
-            assert not unknown.HasField("total_slots")
-            assert (told.model, told.model_aliases, told.lora_names) == ("alpha", ["a"], ["ad"])
-            assert (told.engine, told.engine_version) == ("vllm", "0.32.0")
-            assert (told.block_size, told.engine_block_size) == (16, 4)
-            assert told.max_model_len == 4096
-            assert told.labels == {"zone": "north"}
-            assert (told.schedulable, told.unschedulable_reason) == (True, "")
-            assert (told.stream_state, told.stream_complete) == ("live", True)
-            assert (told.blocks_device, told.blocks_host, told.blocks_disk) == (3, 2, 0)
-            assert (told.running, told.waiting, told.reserved) == (2, 1, 1)
-            assert told.active_blocks == 9 + 2
-            assert (told.total_blocks, told.total_slots) == (1000, 100)
-            assert told.prefill_tokens_active == 20 - 16
-            assert (told.prefill_rate, told.prefills_measured) == (20_000, 0)
-            assert told.beat_age_s == told.sample_age_s == 0.5
-            assert told.warnings == ["an odd thing"]
-            assert told.stream_changed_at.ToSeconds() == int(fleet.now_s)
+    async def test_workers_are_listed_by_id_and_rank_with_all_that_is_known(
+        self, empty: Served
+    ) -> None:
+        fleet = empty.fleet
+        key = fleet.add(
+            "b",
+            1,
+            model="alpha",
+            model_aliases=("a",),
+            lora_names=("ad",),
+            labels={"zone": "north"},
+            engine_version="0.32.0",
+            engine_block_size=4,
+            max_model_len=4096,
+            warnings=("an odd thing",),
+        )
+        fleet.add("b", 0, model="beta", total_blocks=0, total_slots=None)
+        fleet.add("a")
+        fleet.cache(key, prompt(64), 48)
+        fleet.cache(key, prompt(64), 32, Tier.HOST)
+        fleet.say(key, running=2, waiting=1, used_blocks=9.0)
+        await empty.route(20, model="alpha")
+        fleet.now_s += 0.5
+        listed = (await empty.call("ListWorkers")).workers
+        assert [(one.worker_id, one.dp_rank) for one in listed] == [("a", 0), ("b", 0), ("b", 1)]
+        _, unknown, told = listed
+        assert not unknown.HasField("total_blocks"), "0 is not told"
+        assert not unknown.HasField("total_slots")
+        assert (told.model, told.model_aliases, told.lora_names) == ("alpha", ["a"], ["ad"])
+        assert (told.engine, told.engine_version) == ("vllm", "0.32.0")
+        assert (told.block_size, told.engine_block_size) == (16, 4)
+        assert told.max_model_len == 4096
+        assert told.labels == {"zone": "north"}
+        assert (told.schedulable, told.unschedulable_reason) == (True, "")
+        assert (told.stream_state, told.stream_complete) == ("live", True)
+        assert (told.blocks_device, told.blocks_host, told.blocks_disk) == (3, 2, 0)
+        assert (told.running, told.waiting, told.reserved) == (2, 1, 1)
+        assert told.active_blocks == 9 + 2
+        assert (told.total_blocks, told.total_slots) == (1000, 100)
+        assert told.prefill_tokens_active == 20 - 16
+        assert (told.prefill_rate, told.prefills_measured) == (20_000, 0)
+        assert told.beat_age_s == told.sample_age_s == 0.5
+        assert told.warnings == ["an odd thing"]
+        assert told.stream_changed_at.ToSeconds() == int(fleet.now_s)
 
     async def test_a_list_may_be_of_one_model_by_any_of_its_names(self) -> None:
         models = (ModelSettings(name="alpha", aliases=("configured",)),)
@@ -82,8 +79,7 @@ class TestFleet:
                 ("none", []),
                 ("", ["a", "b"]),
             ]:
-                request = fleet_pb2.ListWorkersRequest(model=name)
-                listed = (await stage.workers.ListWorkers(request)).workers
+                listed = (await stage.call("ListWorkers", model=name)).workers
                 assert [one.worker_id for one in listed] == expected, name
 
     async def test_watching_tells_all_first_and_then_what_changed(
@@ -94,7 +90,7 @@ class TestFleet:
             fleet = stage.fleet
             fleet.add("a")
             fleet.add("b")
-            watch = stage.workers.WatchWorkers(fleet_pb2.WatchWorkersRequest())
+            watch = stage.call("WatchWorkers")
 
             async def changes() -> tuple[list[str], list[str]]:
                 told = await watch.read()
@@ -152,16 +148,14 @@ class TestFleet:
             await writer
             assert feed.watches == 0
             before = feed.statuses_written
-            await stage.workers.GetIndexStats(fleet_pb2.GetIndexStatsRequest())
+            await stage.call("GetIndexStats")
             assert feed.statuses_written == before, "nobody watches"
-            listed = await stage.workers.ListWorkers(fleet_pb2.ListWorkersRequest(model="n"))
+            listed = await stage.call("ListWorkers", model="n")
             assert len(listed.workers) == 39
 
     async def test_a_watcher_that_comes_later_sees_the_round_that_is_there(self) -> None:
-        async with served() as stage, asyncio.timeout(60):
-            stage.fleet.add("w0")
-            request = fleet_pb2.WatchWorkersRequest()
-            calls = [stage.workers.WatchWorkers(request) for _ in range(3)]
+        async with served("w0") as stage, asyncio.timeout(60):
+            calls = [stage.call("WatchWorkers") for _ in range(3)]
             told = [await call.read() for call in calls]
             assert [len(one.changed) for one in told] == [1, 1, 1]
             assert stage.watched.statuses_written == stage.watched._numbers
@@ -170,14 +164,14 @@ class TestFleet:
 
     async def test_watching_an_empty_fleet_says_so_at_once(self) -> None:
         async with served() as stage, asyncio.timeout(60):
-            watch = stage.workers.WatchWorkers(fleet_pb2.WatchWorkersRequest(model="m"))
+            watch = stage.call("WatchWorkers", model="m")
             told = await watch.read()
             assert (list(told.changed), list(told.removed)) == ([], [])
             watch.cancel()
 
     async def test_watching_ends_at_once_with_a_drain(self) -> None:
         async with served() as stage, asyncio.timeout(60):
-            watch = stage.workers.WatchWorkers(fleet_pb2.WatchWorkersRequest())
+            watch = stage.call("WatchWorkers")
             await watch.read()
             stage.stopping.set()
             await stage.server.drain(60)
@@ -188,10 +182,10 @@ class TestFleet:
                 stage.fleet.add("w0", rank)
             request = fleet_pb2.DrainWorkerRequest(worker_id="w0")
             assert (await stage.workers.DrainWorker(request)).ranks == 2
-            assert (await refusal(stage.router.Route(asked()))).reason == "NO_ELIGIBLE_WORKER"
+            assert (await refusal(stage.route())).reason == "NO_ELIGIBLE_WORKER"
             request.undrain = True
             assert (await stage.workers.DrainWorker(request)).ranks == 2
-            await stage.router.Route(asked())
+            await stage.route()
             assert [(one.action, one.worker_id) for one in stage.sent] == [
                 ("drain", "w0"),
                 ("undrain", "w0"),
@@ -199,156 +193,140 @@ class TestFleet:
             assert len({one.id for one in stage.sent}) == 2
             assert all(one.id.startswith("r1-") for one in stage.sent)
 
-    async def test_a_drained_worker_that_is_away_can_be_undrained(self) -> None:
-        async with served() as stage:
-            stage.fleet.core.drain("away")
-            request = fleet_pb2.DrainWorkerRequest(worker_id="away", undrain=True)
-            assert (await stage.workers.DrainWorker(request)).ranks == 0
-            assert stage.fleet.core.fleet.drained == {}
+    async def test_a_drained_worker_that_is_away_can_be_undrained(self, empty: Served) -> None:
+        empty.fleet.core.drain("away")
+        assert (await empty.call("DrainWorker", worker_id="away", undrain=True)).ranks == 0
+        assert empty.fleet.core.fleet.drained == {}
 
-    async def test_removing_ends_what_is_reserved_there(self) -> None:
-        async with served() as stage:
-            stage.fleet.add("w0")
-            await stage.router.Route(asked())
-            request = fleet_pb2.RemoveWorkerRequest(worker_id="w0", tombstone_s=5)
-            assert (await stage.workers.RemoveWorker(request)).ranks == 1
-            assert stage.fleet.loads() == {}
-            assert stage.fleet.core.endings == {"worker_lost": 1}
-            (control,) = stage.sent
-            assert (control.action, control.tombstone_s) == ("remove", 5)
+    async def test_removing_ends_what_is_reserved_there(self, stage: Served) -> None:
+        await stage.route()
+        assert (await stage.call("RemoveWorker", worker_id="w0", tombstone_s=5)).ranks == 1
+        assert stage.fleet.loads() == {}
+        assert stage.fleet.core.endings == {"worker_lost": 1}
+        (control,) = stage.sent
+        assert (control.action, control.tombstone_s) == ("remove", 5)
 
     @pytest.mark.parametrize("seconds", [-1.0, nan, inf, TOMBSTONE_MAX_S + 1, 1e300])
-    async def test_a_tombstone_that_is_no_time_is_refused(self, seconds: float) -> None:
-        async with served() as stage:
-            key = stage.fleet.add("w0")
-            request = fleet_pb2.RemoveWorkerRequest(worker_id="w0", tombstone_s=seconds)
-            refused = await refusal(stage.workers.RemoveWorker(request))
-            assert (refused.code, refused.reason) == (Code.INVALID_ARGUMENT, "INVALID_FIELD")
-            assert refused.metadata == {"field": "tombstone_s"}
-            assert key in stage.fleet.view.sources
-            assert stage.sent == []
+    async def test_a_tombstone_that_is_no_time_is_refused(
+        self, seconds: float, empty: Served
+    ) -> None:
+        key = empty.fleet.add("w0")
+        refused = await refusal(empty.call("RemoveWorker", worker_id="w0", tombstone_s=seconds))
+        assert (refused.code, refused.reason) == (Code.INVALID_ARGUMENT, "INVALID_FIELD")
+        assert refused.metadata == {"field": "tombstone_s"}
+        assert key in empty.fleet.view.sources
+        assert empty.sent == []
 
-    async def test_a_removal_for_the_longest_time_is_taken_back_by_undrain(self) -> None:
-        async with served() as stage:
-            stage.fleet.add("w0")
-            request = fleet_pb2.RemoveWorkerRequest(worker_id="w0", tombstone_s=TOMBSTONE_MAX_S)
-            await stage.workers.RemoveWorker(request)
-            stage.fleet.add("w0")
-            assert stage.fleet.view.ranks("w0") == []
-            undrain = fleet_pb2.DrainWorkerRequest(worker_id="w0", undrain=True)
-            await stage.workers.DrainWorker(undrain)
-            stage.fleet.add("w0")
-            assert len(stage.fleet.view.ranks("w0")) == 1
+    async def test_a_removal_for_the_longest_time_is_taken_back_by_undrain(
+        self, stage: Served
+    ) -> None:
+        await stage.call("RemoveWorker", worker_id="w0", tombstone_s=TOMBSTONE_MAX_S)
+        stage.fleet.add("w0")
+        assert stage.fleet.view.ranks("w0") == []
+        await stage.call("DrainWorker", worker_id="w0", undrain=True)
+        stage.fleet.add("w0")
+        assert len(stage.fleet.view.ranks("w0")) == 1
 
-    async def test_a_removal_is_taken_back_by_registering_the_worker(self) -> None:
-        async with served() as stage:
-            stage.fleet.add("w0")
-            await stage.workers.RemoveWorker(fleet_pb2.RemoveWorkerRequest(worker_id="w0"))
-            engine = {"worker_id": "w0", "engine": "vllm", "address": "http://w0:1"}
-            await stage.workers.RegisterWorker(fleet_pb2.RegisterWorkerRequest(**engine))
-            assert [one.action for one in stage.sent] == ["remove", "undrain"]
-            stage.fleet.add("w0")
-            assert len(stage.fleet.view.ranks("w0")) == 1
+    async def test_a_removal_is_taken_back_by_registering_the_worker(self, stage: Served) -> None:
+        await stage.call("RemoveWorker", worker_id="w0")
+        engine = {"worker_id": "w0", "engine": "vllm", "address": "http://w0:1"}
+        await stage.call("RegisterWorker", **engine)
+        assert [one.action for one in stage.sent] == ["remove", "undrain"]
+        stage.fleet.add("w0")
+        assert len(stage.fleet.view.ranks("w0")) == 1
 
-    async def test_a_command_wins_over_one_of_a_replica_whose_clock_is_ahead(self) -> None:
-        async with served() as stage:
-            stage.fleet.add("w0")
-            stage.commands.apply(
-                Control(VERSION, "r2-1", "drain", "w0", 0.0, stage.fleet.now_s + 3600)
-            )
-            request = fleet_pb2.DrainWorkerRequest(worker_id="w0", undrain=True)
-            assert (await stage.workers.DrainWorker(request)).ranks == 1
-            assert stage.fleet.core.fleet.drained == {}
+    async def test_a_command_wins_over_one_of_a_replica_whose_clock_is_ahead(
+        self, stage: Served
+    ) -> None:
+        stage.commands.apply(Control(VERSION, "r2-1", "drain", "w0", 0.0, stage.fleet.now_s + 3600))
+        assert (await stage.call("DrainWorker", worker_id="w0", undrain=True)).ranks == 1
+        assert stage.fleet.core.fleet.drained == {}
 
-    async def test_a_command_that_another_overtakes_under_way_is_aborted(self) -> None:
-        async with served() as stage:
-            stage.fleet.add("w0")
-            newer = Control(VERSION, "r2-1", "undrain", "w0", 0.0, stage.fleet.now_s + 1)
-            stage.on_sent = lambda: stage.commands.apply(newer)
-            request = fleet_pb2.DrainWorkerRequest(worker_id="w0")
-            refused = await refusal(stage.workers.DrainWorker(request))
-            assert (refused.code, refused.reason) == (Code.ABORTED, "OVERTAKEN")
-            assert stage.fleet.core.fleet.drained == {}
+    async def test_a_command_that_another_overtakes_under_way_is_aborted(
+        self, stage: Served
+    ) -> None:
+        newer = Control(VERSION, "r2-1", "undrain", "w0", 0.0, stage.fleet.now_s + 1)
+        stage.on_sent = lambda: stage.commands.apply(newer)
+        refused = await refusal(stage.call("DrainWorker", worker_id="w0"))
+        assert (refused.code, refused.reason) == (Code.ABORTED, "OVERTAKEN")
+        assert stage.fleet.core.fleet.drained == {}
 
     async def test_resync_asks_the_relay_again(self) -> None:
         resynced: list[str] = []
-        async with served(on_resync=resynced.append) as stage:
-            stage.fleet.add("w0")
-            request = fleet_pb2.ResyncWorkerRequest(worker_id="w0")
-            assert (await stage.workers.ResyncWorker(request)).ranks == 1
+        async with served("w0", on_resync=resynced.append) as stage:
+            assert (await stage.call("ResyncWorker", worker_id="w0")).ranks == 1
             assert resynced == ["w0"]
 
     @pytest.mark.parametrize("method", ["DrainWorker", "RemoveWorker", "ResyncWorker"])
-    async def test_commands_on_a_worker_that_nobody_knows_are_refused(self, method: str) -> None:
-        async with served() as stage:
-            request = getattr(fleet_pb2, f"{method}Request")(worker_id="none")
-            refused = await refusal(getattr(stage.workers, method)(request))
-            assert (refused.code, refused.reason) == (Code.NOT_FOUND, "UNKNOWN_WORKER")
-            assert "'none'" in refused.message
-            assert stage.sent == []
+    async def test_commands_on_a_worker_that_nobody_knows_are_refused(
+        self, method: str, empty: Served
+    ) -> None:
+        request = getattr(fleet_pb2, f"{method}Request")(worker_id="none")
+        refused = await refusal(getattr(empty.workers, method)(request))
+        assert (refused.code, refused.reason) == (Code.NOT_FOUND, "UNKNOWN_WORKER")
+        assert "'none'" in refused.message
+        assert empty.sent == []
 
     async def test_a_watch_ends_with_its_age_for_the_client_to_begin_anew(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(worker_feed, "WATCH_S", 0.01)
         async with served(bounds=GrpcBounds(age_grace_s=0.05)) as stage, asyncio.timeout(60):
-            watch = stage.workers.WatchWorkers(fleet_pb2.WatchWorkersRequest())
+            watch = stage.call("WatchWorkers")
             assert [len(message.changed) async for message in watch] == [0]
             assert await watch.code() is Code.OK
 
-    async def test_a_command_that_others_cannot_hear_says_so_and_has_its_effect_here(self) -> None:
-        async with served() as stage:
-            stage.fleet.add("w0")
-            stage.broker_is_there = False
-            request = fleet_pb2.DrainWorkerRequest(worker_id="w0")
-            refused = await refusal(stage.workers.DrainWorker(request))
-            assert (refused.code, refused.reason) == (Code.UNAVAILABLE, "NO_BROKER")
-            assert "took effect here" in refused.message
-            assert list(stage.fleet.core.fleet.drained) == ["w0"]
+    async def test_a_command_that_others_cannot_hear_says_so_and_has_its_effect_here(
+        self, stage: Served
+    ) -> None:
+        stage.broker_is_there = False
+        refused = await refusal(stage.call("DrainWorker", worker_id="w0"))
+        assert (refused.code, refused.reason) == (Code.UNAVAILABLE, "NO_BROKER")
+        assert "took effect here" in refused.message
+        assert list(stage.fleet.core.fleet.drained) == ["w0"]
 
-    async def test_an_engine_without_a_relay_can_be_registered(self) -> None:
-        async with served() as stage:
-            request = fleet_pb2.RegisterWorkerRequest(
-                worker_id="w0",
-                engine="vllm",
-                address="http://w0:8000",
-                events="tcp://w0:5557",
-                labels={"zone": "north"},
-            )
-            await stage.workers.RegisterWorker(request)
-            (settings,) = stage.registered
-            assert (settings.id, settings.engine) == ("w0", "vllm")
-            assert (settings.replay, settings.metrics) == (None, None)
-            assert settings.labels == {"zone": "north"}
+    async def test_an_engine_without_a_relay_can_be_registered(self, empty: Served) -> None:
+        await empty.call(
+            "RegisterWorker",
+            worker_id="w0",
+            engine="vllm",
+            address="http://w0:8000",
+            events="tcp://w0:5557",
+            labels={"zone": "north"},
+        )
+        (settings,) = empty.registered
+        assert (settings.id, settings.engine) == ("w0", "vllm")
+        assert (settings.replay, settings.metrics) == (None, None)
+        assert settings.labels == {"zone": "north"}
 
-    async def test_routers_may_warm_a_registered_engine_only_where_it_says_so(self) -> None:
-        async with served() as stage:
-            request = fleet_pb2.RegisterWorkerRequest(
-                worker_id="w", engine="vllm", address="http://w:8000", role="prefill"
-            )
-            for warm in (False, True):
-                request.warm = warm
-                await stage.workers.RegisterWorker(request)
-            assert [one.warm for one in stage.registered] == [False, True]
-            assert [one.role for one in stage.registered] == ["prefill", "prefill"]
-            request.address = "grpc://w:8000"
-            refused = await refusal(stage.workers.RegisterWorker(request))
-            assert (refused.code, refused.reason) == (Code.INVALID_ARGUMENT, "INVALID_FIELD")
-            assert refused.message == "warm: no HTTP base to compute prefixes by; set `metrics`"
-            assert refused.metadata == {"field": "warm"}
+    async def test_routers_may_warm_a_registered_engine_only_where_it_says_so(
+        self, empty: Served
+    ) -> None:
+        request = fleet_pb2.RegisterWorkerRequest(
+            worker_id="w", engine="vllm", address="http://w:8000", role="prefill"
+        )
+        for warm in (False, True):
+            request.warm = warm
+            await empty.workers.RegisterWorker(request)
+        assert [one.warm for one in empty.registered] == [False, True]
+        assert [one.role for one in empty.registered] == ["prefill", "prefill"]
+        request.address = "grpc://w:8000"
+        refused = await refusal(empty.workers.RegisterWorker(request))
+        assert (refused.code, refused.reason) == (Code.INVALID_ARGUMENT, "INVALID_FIELD")
+        assert refused.message == "warm: no HTTP base to compute prefixes by; set `metrics`"
+        assert refused.metadata == {"field": "warm"}
 
-    async def test_an_engine_that_publishes_no_events_can_be_registered_too(self) -> None:
-        async with served() as stage:
-            request = fleet_pb2.RegisterWorkerRequest(
-                worker_id="w", engine="vllm", address="http://a"
-            )
-            await stage.workers.RegisterWorker(request)
-            assert stage.registered[0].events is None
-            request.replay = "tcp://w:2"
-            refused = await refusal(stage.workers.RegisterWorker(request))
-            assert (refused.code, refused.reason) == (Code.INVALID_ARGUMENT, "INVALID_FIELD")
-            assert refused.message.startswith("replay: needs an `events` endpoint")
-            assert refused.metadata == {"field": "replay"}
+    async def test_an_engine_that_publishes_no_events_can_be_registered_too(
+        self, empty: Served
+    ) -> None:
+        request = fleet_pb2.RegisterWorkerRequest(worker_id="w", engine="vllm", address="http://a")
+        await empty.workers.RegisterWorker(request)
+        assert empty.registered[0].events is None
+        request.replay = "tcp://w:2"
+        refused = await refusal(empty.workers.RegisterWorker(request))
+        assert (refused.code, refused.reason) == (Code.INVALID_ARGUMENT, "INVALID_FIELD")
+        assert refused.message.startswith("replay: needs an `events` endpoint")
+        assert refused.metadata == {"field": "replay"}
 
     @pytest.mark.parametrize(
         ("wrong", "told"),
@@ -396,27 +374,24 @@ class TestFleet:
         ],
     )
     async def test_an_engine_that_is_none_is_refused(
-        self, wrong: dict[str, Any], told: str
+        self, wrong: dict[str, Any], told: str, empty: Served
     ) -> None:
-        async with served() as stage:
-            good: dict[str, Any] = {
-                "worker_id": "w",
-                "engine": "vllm",
-                "address": "http://a",
-                "events": "tcp://w:1",
-            }
-            request = fleet_pb2.RegisterWorkerRequest(**good | wrong)
-            refused = await refusal(stage.workers.RegisterWorker(request))
-            assert (refused.code, refused.reason) == (Code.INVALID_ARGUMENT, "INVALID_FIELD")
-            assert refused.message.startswith(f"{told}: ")
-            assert refused.metadata == {"field": told}
-            assert stage.registered == []
+        good: dict[str, Any] = {
+            "worker_id": "w",
+            "engine": "vllm",
+            "address": "http://a",
+            "events": "tcp://w:1",
+        }
+        refused = await refusal(empty.call("RegisterWorker", **good | wrong))
+        assert (refused.code, refused.reason) == (Code.INVALID_ARGUMENT, "INVALID_FIELD")
+        assert refused.message.startswith(f"{told}: ")
+        assert refused.metadata == {"field": told}
+        assert empty.registered == []
 
-    async def test_index_stats(self) -> None:
-        async with served() as stage:
-            for name in "ab":
-                stage.fleet.cache(stage.fleet.add(name), prompt(64))
-            stats = await stage.workers.GetIndexStats(fleet_pb2.GetIndexStatsRequest())
-            assert (stats.blocks, stats.placements, stats.workers) == (4, 8, 2)
-            assert stats.facts_applied == 2
-            assert stats.bytes > 0
+    async def test_index_stats(self, empty: Served) -> None:
+        for name in "ab":
+            empty.fleet.cache(empty.fleet.add(name), prompt(64))
+        stats = await empty.call("GetIndexStats")
+        assert (stats.blocks, stats.placements, stats.workers) == (4, 8, 2)
+        assert stats.facts_applied == 2
+        assert stats.bytes > 0

@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import pytest
 
 from kvroute.v1 import RouteBatch, RouteItem, RouterStub
 from router.api.service.grpc_bounds import GrpcBounds
@@ -27,7 +26,7 @@ from tests.stage.http2_frames import (
     frame,
     literal,
 )
-from tests.stage.served import Served, asked, served
+from tests.stage.served import Served, asked, refusal, served
 from tests.stage.waiting import until
 
 STREAMS_SETTING, HEADERS_SETTING = 3, 6
@@ -54,8 +53,7 @@ class Raw:
     async def closed(self) -> bytes:
         """All bytes up to the connection's end."""
         try:
-            async with asyncio.timeout(GUARD_S):
-                return await self.reader.read()
+            return await asyncio.wait_for(self.reader.read(), GUARD_S)
         except ConnectionError:
             return b""
 
@@ -81,8 +79,7 @@ async def raw(stage: Served, *, greet: bool = True) -> AsyncIterator[Raw]:
 
 @asynccontextmanager
 async def serving(http: HttpBounds | None = None, **bounds: Any) -> AsyncIterator[Served]:
-    async with served(http=http, bounds=GrpcBounds(**bounds)) as stage:
-        stage.fleet.add("a")
+    async with served("a", http=http, bounds=GrpcBounds(**bounds)) as stage:
         yield stage
 
 
@@ -146,16 +143,17 @@ async def test_metadata_over_the_bound_is_refused_and_below_it_served() -> None:
     async with serving(metadata_kib_max=4) as stage:
         answer = await stage.router.Route(asked(), metadata=[("x", "y" * 2000)], timeout=GUARD_S)
         assert answer.worker_id == "a"
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stage.router.Route(asked(), metadata=[("x", "y" * 6000)], timeout=GUARD_S)
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (
+            await refusal(
+                stage.router.Route(asked(), metadata=[("x", "y" * 6000)], timeout=GUARD_S)
+            )
+        ).code is grpc.StatusCode.RESOURCE_EXHAUSTED
         await is_served(stage)
 
 
 async def test_a_connection_may_have_so_many_streams() -> None:
     async with serving(streams_max=7, metadata_kib_max=4) as stage, raw(stage) as connection:
-        async with asyncio.timeout(GUARD_S):
-            pairs = await connection.settings()
+        pairs = await asyncio.wait_for(connection.settings(), GUARD_S)
         assert pairs[STREAMS_SETTING] == 7
         assert pairs[HEADERS_SETTING] == 4096
         for stream in range(1, 200, 2):  # what is over it is refused, one by one
@@ -194,8 +192,7 @@ async def test_of_more_connections_than_the_bound_one_is_closed() -> None:
 async def test_results_that_are_never_read_end_their_stream_and_no_other() -> None:
     def unread() -> float:
         labels = {"method": "Router/RouteStream", "reason": "UNREAD"}
-        name = "kvroute_calls_refused_total"
-        return stage.metrics.registry.get_sample_value(name, labels) or 0
+        return stage.metric("calls_refused_total", **labels)
 
     async with serving(read_timeout_s=0.2) as stage:
         items = [RouteItem(index=i, request=asked(16, request_id=str(i))) for i in range(400)]

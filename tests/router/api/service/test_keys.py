@@ -11,7 +11,6 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2
-from grpc_status import rpc_status
 
 from kvroute.client import KvRouteClient, PermissionDenied
 from kvroute.v1 import fleet_pb2, router_pb2
@@ -27,7 +26,7 @@ from tests.router.api.service.setting import one_worker, two_models
 from tests.stage.certificates import Authority, written
 from tests.stage.keys import a_door, bearer, hashed, identity, write_keys
 from tests.stage.loopback import TurnedClock
-from tests.stage.served import Refused, Served, asked, served, taken_apart
+from tests.stage.served import Served, asked, batch_of, refusal, served
 from tests.stage.waiting import until
 
 Code = grpc.StatusCode
@@ -45,13 +44,6 @@ async def keyed(folder: Path, *identities: dict[str, Any], **about: Any) -> Asyn
     async with served(door=a_door(folder, *identities), **about) as stage:
         one_worker(stage.fleet)
         yield stage
-
-
-def details(error: grpc.aio.AioRpcError) -> Refused:
-    call: Any = error
-    status = rpc_status.from_call(call)
-    assert status is not None
-    return taken_apart(status)
 
 
 async def status_of(stage: Served, method: str, token: str | None) -> grpc.StatusCode:
@@ -137,22 +129,16 @@ async def test_a_refusal_says_no_more_than_it_must_and_is_counted_and_logged_onc
         messages = set()
         twice = (*bearer("a-token"), *bearer("a-token"))
         for metadata in (None, bearer("wrong"), (("authorization", "Basic YTpi"),), twice):
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await stage.router.Route(asked(), metadata=metadata)
-            assert details(refused.value).reason == "UNAUTHENTICATED"
-            messages.add(refused.value.details())
+            refused = await refusal(stage.router.Route(asked(), metadata=metadata))
+            assert refused.reason == "UNAUTHENTICATED"
+            messages.add(refused.message)
         assert messages == {"the call has no valid key"}
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stage.workers.ListWorkers(
-                fleet_pb2.ListWorkersRequest(), metadata=bearer("a-token")
-            )
-        found = details(refused.value)
+        found = await refusal(stage.call("ListWorkers", metadata=bearer("a-token")))
         assert (found.reason, found.metadata) == ("PERMISSION_DENIED", {"right": "observe"})
-        value = stage.metrics.registry.get_sample_value
         labels = {"method": "Router/Route", "reason": "UNAUTHENTICATED"}
-        assert value("kvroute_calls_refused_total", labels) == 4
+        assert stage.metric("calls_refused_total", **labels) == 4
         labels = {"method": "Fleet/ListWorkers", "reason": "PERMISSION_DENIED"}
-        assert value("kvroute_calls_refused_total", labels) == 1
+        assert stage.metric("calls_refused_total", **labels) == 1
     lines = [record for record in caplog.records if record.name == "kvroute.keys"]
     assert [record.levelno for record in lines] == [logging.WARNING] * 2
     assert "wrong" not in lines[0].message
@@ -172,8 +158,7 @@ async def test_a_verified_tenant_replaces_the_one_of_the_request(tmp_path: Path)
 
         stage.desk.admission.route = spy  # type: ignore[method-assign]
         await stage.router.Route(asked(tenant="other"), metadata=bearer("a-token"))
-        call = stage.router.RouteStream(metadata=bearer("a-token"))
-        await call.write(router_pb2.RouteBatch(items=[{"request": asked(tenant="other")}]))
+        call = await stage.stream(asked(tenant="other"), metadata=bearer("a-token"))
         await call.done_writing()
         assert [len(answer.results) async for answer in call] == [1]
     assert seen == ["acme", "acme"]
@@ -218,12 +203,10 @@ async def test_a_model_outside_an_identitys_patterns_is_refused_on_every_path(
             asked(200_000, model="beta"),
         ):
             for method in (stage.router.Route, stage.router.Explain):
-                with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await method(request, metadata=metadata)
-                assert refused.value.code() is Code.PERMISSION_DENIED
-        call = stage.router.RouteStream(metadata=metadata)
-        items = [{"index": 1, "request": asked(model="beta")}]
-        await call.write(router_pb2.RouteBatch(items=items))
+                assert (
+                    await refusal(method(request, metadata=metadata))
+                ).code is Code.PERMISSION_DENIED
+        call = await stage.stream(asked(model="beta"), metadata=metadata)
         await call.done_writing()
         (result,) = [result async for answer in call for result in answer.results]
         assert result.status.code == Code.PERMISSION_DENIED.value[0]
@@ -236,19 +219,18 @@ async def test_a_worker_outside_an_identitys_patterns_takes_no_command_of_it(
     async with keyed(tmp_path, identity("a", workers=["gpu-*"])) as stage:
         options = {"metadata": bearer("a-token")}
         for call in (
-            stage.workers.DrainWorker(fleet_pb2.DrainWorkerRequest(worker_id="w0"), **options),
-            stage.workers.RemoveWorker(fleet_pb2.RemoveWorkerRequest(worker_id="w0"), **options),
-            stage.workers.ResyncWorker(fleet_pb2.ResyncWorkerRequest(worker_id="w0"), **options),
-            stage.workers.RegisterWorker(
-                fleet_pb2.RegisterWorkerRequest(
-                    worker_id="w1", engine="vllm", address="http://127.0.0.1:1"
-                ),
+            stage.call("DrainWorker", worker_id="w0", **options),
+            stage.call("RemoveWorker", worker_id="w0", **options),
+            stage.call("ResyncWorker", worker_id="w0", **options),
+            stage.call(
+                "RegisterWorker",
+                worker_id="w1",
+                engine="vllm",
+                address="http://127.0.0.1:1",
                 **options,
             ),
         ):
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await call
-            assert refused.value.code() is Code.PERMISSION_DENIED
+            assert (await refusal(call)).code is Code.PERMISSION_DENIED
         assert not stage.sent
         assert not stage.registered
 
@@ -260,15 +242,11 @@ async def test_limits_refuse_calls_and_items_with_retry_info(tmp_path: Path) -> 
         one_worker(stage.fleet)
         metadata = bearer("a-token")
         picked = await stage.router.Route(asked(), metadata=metadata)
-        call = stage.router.RouteStream(metadata=metadata)
-        items = [{"index": i, "request": asked()} for i in range(3)]
-        await call.write(router_pb2.RouteBatch(items=items))
+        call = await stage.stream(asked(), asked(), asked(), metadata=metadata)
         await call.done_writing()
         codes = [result.status.code async for answer in call for result in answer.results]
         assert codes == [0, 8, 8]
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stage.router.Route(asked(), metadata=metadata)
-        found = details(refused.value)
+        found = await refusal(stage.router.Route(asked(), metadata=metadata))
         assert (found.code, found.reason) == (Code.RESOURCE_EXHAUSTED, "KEY_LIMIT")
         assert found.retry_s is not None
         assert door.refused() == {("a", "reservations"): 3}
@@ -288,16 +266,16 @@ async def test_streams_and_bytes_of_an_identity_are_bounded(tmp_path: Path) -> N
         metadata = bearer("a-token")
         first = stage.router.RouteStream(metadata=metadata)
         await first.initial_metadata()
-        watch = stage.workers.WatchWorkers(fleet_pb2.WatchWorkersRequest(), metadata=metadata)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await watch.read()
-        assert details(refused.value).metadata == {"limit": "streams"}
-        await first.write(router_pb2.RouteBatch(items=[{"request": asked(20_000)}]))
-        await first.write(router_pb2.RouteBatch(items=[{"request": asked(20_000)}]))
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
+        watch = stage.call("WatchWorkers", metadata=metadata)
+        assert (await refusal(watch.read())).metadata == {"limit": "streams"}
+        for _ in range(2):
+            await first.write(batch_of(asked(20_000)))
+
+        async def read_all() -> None:
             async for _ in first:
                 pass
-        assert details(refused.value).metadata == {"limit": "mib_per_s"}
+
+        assert (await refusal(read_all())).metadata == {"limit": "mib_per_s"}
 
 
 async def test_certificates_are_identities(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from router.api.desk.request_lists import LIMIT, LIMIT_MAX, SLICE_ROWS, TENANTS_
 from router.app.calls.queue import show_queue
 from router.config.settings.queue_settings import BandSettings, QueueSettings
 from router.decide.waiter import Waiter
-from tests.router.api.service.test_waiting import full, waits
-from tests.stage.served import Served, asked
+from tests.router.api.service.test_waiting import full
+from tests.stage.served import Served
 
 BANDS = (BandSettings(name="low", from_priority=0), BandSettings(name="high", from_priority=10))
 QUEUE = QueueSettings(bands=BANDS, bands_strict=True)
@@ -24,11 +24,7 @@ QUEUE = QueueSettings(bands=BANDS, bands_strict=True)
 
 async def waiting(stage: Served, *requests: dict[str, Any]) -> list[asyncio.Future[Any]]:
     """Requests that wait, in this order of arrival."""
-    calls = []
-    for about in requests:
-        calls.append(asyncio.ensure_future(stage.router.Route(asked(**about))))
-        await waits(stage, len(calls))
-    return calls
+    return [await stage.queued(**about) for about in requests]
 
 
 async def shown(stage: Served, **about: Any) -> int:
@@ -45,7 +41,7 @@ async def test_a_row_says_why_a_request_waits_and_behind_which() -> None:
         low = {"request_id": "low", "tenant": "blue", "queue_timeout_ms": 4000}
         await waiting(stage, low, {"request_id": "high", "priority": 12})
         stage.fleet.now_s += 0.5
-        answer = await stage.workers.ListQueue(ListQueueRequest())
+        answer = await stage.call("ListQueue")
         high, low_row = answer.requests
         assert (high.request_id, high.place, high.band, high.priority) == ("high", 0, "high", 12)
         assert (high.held_by, high.behind) == ("room", "")
@@ -62,7 +58,7 @@ async def test_a_row_says_why_a_request_waits_and_behind_which() -> None:
 async def test_a_list_is_of_one_model_by_any_of_its_names() -> None:
     async with full() as (stage, _):
         stage.fleet.add("v0", model="n", model_aliases=("alias",), total_slots=1)
-        await stage.router.Route(asked(model="n"))
+        await stage.route(model="n")
         await waiting(stage, {"model": "m", "request_id": "a"}, {"model": "n", "request_id": "b"})
         async with KvRouteClient(f"127.0.0.1:{stage.server.port}") as client:
             answer = await client.list_queue("alias")
@@ -147,10 +143,10 @@ async def test_what_waits_in_other_routers_is_shown_and_holds_requests_here(
         message = Teller("them", Epoch(1, 0)).message({}, stage.fleet.now_s, demand=demand)
         assert message is not None
         stage.fleet.core.on_inflight(message, stage.fleet.now_s)
-        answer = await stage.workers.ListQueue(ListQueueRequest())
+        answer = await stage.call("ListQueue")
         bands = [(one.band, one.count, one.oldest_s) for one in answer.replica_bands]
         assert bands == [("low", 0, 0.0), ("high", 3, 1.5)]
         assert answer.requests[0].held_by == "room", "no worker has room for any"
-        assert not (await stage.workers.ListQueue(ListQueueRequest(model="n"))).replica_bands
+        assert not (await stage.call("ListQueue", model="n")).replica_bands
         assert await shown(stage) == 0
         assert "in other replicas: bands: high 3 (oldest 1.5 s), low 0" in capsys.readouterr().out

@@ -15,7 +15,7 @@ from kvroute.client import (
     UnknownModel,
     UnusableAnswer,
 )
-from kvroute.v1 import MultimodalItem, Progress, ProgressState, ReportRequest
+from kvroute.v1 import MultimodalItem
 from router.api.desk.desk import LONG_BYTES
 from router.api.service.grpc_bounds import GrpcBounds
 from router.config.settings.queue_settings import QueueSettings
@@ -26,7 +26,7 @@ from tests.stage.fleet import prompt
 from tests.stage.gateway import Worker, a_gateway, answering
 from tests.stage.picker import a_picker, picked, request_body, request_headers
 from tests.stage.prompts.tiny_tokenizer import make_folder
-from tests.stage.served import Served, asked, served
+from tests.stage.served import Served, served
 from tests.stage.waiting import until
 
 TOKENS = list(range(64))
@@ -37,15 +37,10 @@ def open_count(stage: Served) -> int:
 
 
 async def test_a_request_is_picked_reported_and_over() -> None:
-    async with served() as stage, stage.local() as router:
-        for name in ("w0", "w1"):
-            stage.fleet.add(name)
+    async with served("w0", "w1") as stage, stage.local() as router:
         stage.fleet.cache(WorkerKey("w1", 0), prompt(64))
-        over_grpc = await stage.router.Route(asked(tokens=64))
-        over_grpc_ended = Progress(
-            reservation_id=over_grpc.reservation_id, state=ProgressState.PROGRESS_STATE_FINISHED
-        )
-        await stage.router.Report(ReportRequest(progress=[over_grpc_ended]))
+        over_grpc = await stage.route(tokens=64)
+        await stage.report(over_grpc.reservation_id)
         async with router.request(token_ids=TOKENS, model="m") as request:
             assert request.pick.worker_id == over_grpc.worker_id == "w1"
             assert request.pick.overlap_tokens.usable == over_grpc.overlap_tokens.usable == 48
@@ -58,9 +53,7 @@ async def test_a_request_is_picked_reported_and_over() -> None:
 
 
 async def test_a_failed_attempt_goes_to_another_worker() -> None:
-    async with served() as stage, stage.local() as router:
-        for name in ("w0", "w1"):
-            stage.fleet.add(name)
+    async with served("w0", "w1") as stage, stage.local() as router:
         tried = []
         async for attempt in router.attempts(token_ids=TOKENS):
             async with attempt as request:
@@ -95,14 +88,12 @@ async def test_a_worker_that_comes_serves_a_request_that_is_tried_again() -> Non
 
 
 async def test_messages_have_the_bounds_of_route() -> None:
-    async with served() as stage, stage.local() as router:
-        stage.fleet.add("w0")
+    async with served("w0") as stage, stage.local() as router:
         with pytest.raises(KvRouteError) as large:
             await router.route(token_ids=bytes(9 << 20))
         assert large.value.reason == "MESSAGE_TOO_LARGE"
         labels = {"method": "Router/Route", "reason": "MESSAGE_TOO_LARGE"}
-        family = "kvroute_calls_refused_total"
-        assert stage.metrics.registry.get_sample_value(family, labels) == 1
+        assert stage.metric("calls_refused_total", **labels) == 1
         assert stage.guard.in_flight.bytes == 0
 
 
@@ -119,7 +110,7 @@ async def test_requests_count_as_in_flight_by_their_size(is_text: bool) -> None:
         stage.fleet.add("w0", total_slots=1, total_blocks=100_000)
         await router.route(token_ids=TOKENS)
         first = asyncio.ensure_future(router.route(timeout_s=60.0, model="m", **prompt))
-        await until(lambda: len(stage.desk.admission) == 1, "it waits")
+        await stage.waits(1)
         assert size <= stage.guard.in_flight.bytes < size + 1024
         with pytest.raises(KvRouteError) as refused:
             await router.route(timeout_s=0.01, **prompt)
@@ -148,8 +139,7 @@ async def test_every_form_of_a_prompt_is_taken() -> None:
 
 
 async def test_a_long_prompt_is_answered_in_steps() -> None:
-    async with served() as stage, stage.local() as router:
-        stage.fleet.add("w0")
+    async with served("w0") as stage, stage.local() as router:
         pick = await router.route(token_ids=range(LONG_BYTES))
         assert pick.worker_id == "w0"
         assert stage.guard.in_flight.bytes == 0
@@ -159,8 +149,7 @@ async def test_a_text_gets_its_tokens(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "{{ messages[0].content }}")
     renderer = RendererSettings(folder=str(folder))
     prompts = {"m": ModelPrompts(source=Source.LOCAL, renderer=renderer, processes=1)}
-    async with served(models_prompts=prompts) as stage, stage.local() as router:
-        stage.fleet.add("w0")
+    async with served("w0", models_prompts=prompts) as stage, stage.local() as router:
         pick = await router.route(text="some words", timeout_s=60.0)
         assert pick.prompt is not None
         assert pick.prompt.source == "local"
@@ -175,7 +164,7 @@ async def test_a_request_that_waits_no_longer_leaves_the_queue(leaves: bool) -> 
         timeout_s = 60.0 if leaves else 0.05
         second = asyncio.ensure_future(router.route(token_ids=TOKENS, timeout_s=timeout_s))
         if leaves:
-            await until(lambda: len(stage.desk.admission) == 1, "it waits")
+            await stage.waits(1)
             second.cancel()
         with pytest.raises(asyncio.CancelledError if leaves else DeadlineExceeded):
             await second
@@ -184,8 +173,7 @@ async def test_a_request_that_waits_no_longer_leaves_the_queue(leaves: bool) -> 
 
 
 async def test_workers_are_listed() -> None:
-    async with served() as stage, stage.local() as router:
-        stage.fleet.add("w0")
+    async with served("w0") as stage, stage.local() as router:
         assert [each.worker_id for each in await router.list_workers()] == ["w0"]
 
 
@@ -217,14 +205,12 @@ async def test_a_gateway_in_the_routers_process() -> None:
     worker = Worker(answering(b'{"usage":{"prompt_tokens":3,"completion_tokens":2}}'))
     async with a_gateway(worker, in_process=True, answer_headers=True) as stage:
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-        async with stage.post("/v1/chat/completions", body) as answer:
-            assert answer.status == 200
-            assert answer.headers["X-Kvroute-Worker"] == "w0"
-            await answer.read()
+        answer = await stage.ask("/v1/chat/completions", body)
+        assert answer.status == 200
+        assert answer.headers["X-Kvroute-Worker"] == "w0"
         await stage.until(lambda: stage.endings == {Ending.FINISHED: 1})
         body["model"] = "unknown"
-        async with stage.post("/v1/chat/completions", body) as answer:
-            assert answer.status == 404
+        assert (await stage.ask("/v1/chat/completions", body)).status == 404
         stage.served.stopping.set()
 
 

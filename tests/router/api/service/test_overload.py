@@ -9,12 +9,11 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kvroute.v1 import fleet_pb2, router_pb2
+from kvroute.v1 import router_pb2
 from router.api.service.grpc_bounds import GrpcBounds
 from router.api.service.inbound import SMALL_BYTES
 from router.config.settings.queue_settings import QueueSettings
 from tests.stage.served import Served, asked, refusal, served
-from tests.stage.waiting import until
 
 CALL_S = 60.0
 WAITING = 3
@@ -28,11 +27,8 @@ async def overloaded() -> AsyncIterator[tuple[Served, str, list[Any]]]:
     bounds = GrpcBounds(in_flight_mib_max=1)
     async with served(bounds=bounds, queue=QueueSettings(max_waiting=WAITING)) as stage:
         stage.fleet.add("w0", total_slots=1)
-        held = await stage.router.Route(asked())
-        waiting = []
-        for count in range(1, WAITING + 1):
-            waiting.append(asyncio.ensure_future(stage.router.Route(asked(request_id=str(count)))))
-            await until(lambda count=count: len(stage.desk.admission) == count, "it waits")
+        held = await stage.route()
+        waiting = [await stage.queued(request_id=str(number)) for number in range(WAITING)]
         with stage.guard.in_flight.hold(1 << 20):
             yield stage, held.reservation_id, waiting
         for call in waiting:
@@ -78,7 +74,7 @@ async def test_large_messages_are_refused_early_and_health_lists_and_reports_are
         assert (refused.code, refused.reason) == (Code.RESOURCE_EXHAUSTED, "TOO_MANY_BYTES")
         assert refused.retry_s is not None
         assert await healthy(stage)
-        workers = await stage.workers.ListWorkers(fleet_pb2.ListWorkersRequest(), timeout=CALL_S)
+        workers = await stage.call("ListWorkers", timeout=CALL_S)
         assert len(workers.workers) == 1
         many = [step(f"{held}-{number:030}") for number in range(2000)]
         report = router_pb2.ReportRequest(progress=[*many, step(held)])

@@ -7,12 +7,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from kvroute.v1 import fleet_pb2, router_pb2
+from kvroute.v1 import router_pb2
 from router.config.settings.queue_settings import QueueSettings
 from tests.router.api.service.setting import one_worker, two_models
 from tests.stage.keys import a_door, bearer, identity
-from tests.stage.served import Served, asked, served
-from tests.stage.waiting import until
+from tests.stage.served import Served, asked, refusal, served
 
 Code = grpc.StatusCode
 
@@ -46,9 +45,7 @@ async def test_reports_are_bound_to_the_identity_that_routed(
         one_worker(stage.fleet)
         metadata = bearer("a-token")
         picked = await stage.router.Route(asked(), metadata=metadata)
-        call = stage.router.RouteStream(metadata=metadata)
-        items = [{"index": i, "request": asked(first=1000 * i)} for i in range(2)]
-        await call.write(router_pb2.RouteBatch(items=items))
+        call = await stage.stream(asked(), asked(first=1000), metadata=metadata)
         await call.done_writing()
         streamed = [
             result.response.reservation_id async for answer in call for result in answer.results
@@ -60,8 +57,7 @@ async def test_reports_are_bound_to_the_identity_that_routed(
             assert await result_of(stage, finished(id_), "b-token") == UNKNOWN
         assert len(reservations) == 3, "another identity ends nothing"
         labels = {"method": "Router/Report", "reason": "PERMISSION_DENIED"}
-        sample = stage.metrics.registry.get_sample_value
-        assert sample("kvroute_calls_refused_total", labels) == 3
+        assert stage.metric("calls_refused_total", **labels) == 3
         assert await result_of(stage, finished(ids[0]), "a-token") == APPLIED
         assert await result_of(stage, finished(ids[1]), "a-token") == APPLIED
         assert await result_of(stage, finished(ids[2]), "all-token") == APPLIED
@@ -75,7 +71,7 @@ async def test_a_request_that_waits_is_cancelled_by_its_own_identity_alone(tmp_p
         metadata = bearer("a-token")
         await stage.router.Route(asked(), metadata=metadata)
         waits = stage.router.Route(asked(request_id="r"), metadata=metadata)
-        await until(lambda: len(stage.desk.admission) == 1, "the request waits")
+        await stage.waits(1)
         cancelled = router_pb2.Progress(
             request_id="r",
             state=router_pb2.PROGRESS_STATE_FAILED,
@@ -88,9 +84,7 @@ async def test_a_request_that_waits_is_cancelled_by_its_own_identity_alone(tmp_p
         assert await result_of(stage, request, "b-token") == UNKNOWN
         assert len(stage.desk.admission) == 1
         assert await result_of(stage, report, "a-token") == APPLIED
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await waits
-        assert refused.value.code() is Code.CANCELLED
+        assert (await refusal(waits)).code is Code.CANCELLED
 
 
 async def test_a_step_that_another_replica_forwards_names_its_identity(tmp_path: Path) -> None:
@@ -123,9 +117,7 @@ async def test_lists_show_what_an_identity_may_use_and_command(tmp_path: Path) -
         two_models(stage.fleet)
         for name, workers in seen.items():
             assert await listed(stage, f"{name}-token") == workers
-            watch = stage.workers.WatchWorkers(
-                fleet_pb2.WatchWorkersRequest(), metadata=bearer(f"{name}-token")
-            )
+            watch = stage.call("WatchWorkers", metadata=bearer(f"{name}-token"))
             message = await watch.read()
             assert sorted(worker.worker_id for worker in message.changed) == workers
             watch.cancel()
@@ -139,16 +131,13 @@ async def test_the_queue_shows_requests_for_models_that_an_identity_may_use(tmp_
         metadata = bearer("all-token")
         await stage.router.Route(asked(model="alpha"), metadata=metadata)
         waits = stage.router.Route(asked(model="alpha"), metadata=metadata)
-        await until(lambda: len(stage.desk.admission) == 1, "the request waits")
+        await stage.waits(1)
         for name, count in (("all", 1), ("m", 1), ("n", 0)):
-            answer = await stage.workers.ListQueue(
-                fleet_pb2.ListQueueRequest(), metadata=bearer(f"{name}-token")
-            )
+            answer = await stage.call("ListQueue", metadata=bearer(f"{name}-token"))
             assert (answer.waiting, len(answer.requests)) == (count, count), name
         waits.cancel()
 
 
 async def listed(stage: Served, token: str) -> list[str]:
-    request = fleet_pb2.ListWorkersRequest()
-    answer = await stage.workers.ListWorkers(request, metadata=bearer(token))
+    answer = await stage.call("ListWorkers", metadata=bearer(token))
     return sorted(worker.worker_id for worker in answer.workers)

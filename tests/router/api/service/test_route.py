@@ -26,7 +26,7 @@ from tests.router.api.service.setting import (
     two_models,
 )
 from tests.stage.fleet import Fleet, prompt
-from tests.stage.served import asked, refusal, served, taken_apart
+from tests.stage.served import Served, asked, refusal, served, taken_apart
 
 
 def hashed(count: int, **about: Any) -> router_pb2.RouteRequest:
@@ -139,7 +139,7 @@ class TestRoute:
             fleet.add("w1")
             fleet.cache(key, prompt(100), 32)
             fleet.cache(key, prompt(100), 48, Tier.DISK)
-            answer = await stage.router.Route(asked(100))
+            answer = await stage.route(100)
             assert answer.worker_id == "w0"
             assert answer.address == "http://w0:8000"
             assert answer.labels == {"zone": "north"}
@@ -161,54 +161,53 @@ class TestRoute:
             assert stage.fleet.core.reservations.get(answer.reservation_id) is not None
             assert stage.requests("picked") == 1
 
-    async def test_the_three_forms_of_a_prompt_are_one_prompt(self) -> None:
-        async with served() as stage:
-            stage.fleet.cache(stage.fleet.add("w0"), prompt(100), 64)
-            tokens = pack_tokens(range(100))
-            hashes = block_hashes(tokens, 16).tolist()
-            for form in (
-                {"token_bytes": tokens},
-                {"token_ids": router_pb2.TokenIds(ids=range(100))},
-                {
-                    "block_hashes": router_pb2.BlockHashes(
-                        hashes=hashes, block_size=16, prompt_tokens=100
-                    )
-                },
-            ):
-                answer = await stage.router.Route(asked(**form))
-                assert answer.overlap_tokens.device == 64, form
+    async def test_the_three_forms_of_a_prompt_are_one_prompt(self, empty: Served) -> None:
+        empty.fleet.cache(empty.fleet.add("w0"), prompt(100), 64)
+        tokens = pack_tokens(range(100))
+        hashes = block_hashes(tokens, 16).tolist()
+        for form in (
+            {"token_bytes": tokens},
+            {"token_ids": router_pb2.TokenIds(ids=range(100))},
+            {
+                "block_hashes": router_pb2.BlockHashes(
+                    hashes=hashes, block_size=16, prompt_tokens=100
+                )
+            },
+        ):
+            answer = await empty.route(**form)
+            assert answer.overlap_tokens.device == 64, form
 
-    async def test_a_prompt_of_which_only_the_length_is_known_goes_by_load(self) -> None:
-        async with served() as stage:
-            key = stage.fleet.add("w0")
-            stage.fleet.cache(key, Prompt.from_tokens(bytes(400)), 96)
-            asks = [asked(estimated_tokens=100, request_id=f"r{n}", cache_salt="s") for n in (1, 2)]
-            for request in asks:
-                answer = await stage.router.Route(request)
-                assert answer.overlap_tokens == router_pb2.OverlapTokens()
-                assert (answer.new_tokens, answer.receipt.prompt_tokens) == (100, 100)
-                assert not answer.HasField("prompt")
-            load = stage.fleet.core.fleet.loads[key]
-            assert (load.requests, load.blocks, load.prefill_tokens) == (2, 14, 200)
-            assert (await stage.router.Route(asks[1])).reservation_id == answer.reservation_id
-            other = await refusal(stage.router.Route(asked(estimated_tokens=101, request_id="r2")))
-            assert other.reason == "REQUEST_ID_REUSED"
-            explained = await stage.router.Explain(asks[0])
-            assert explained.receipt.prompt_tokens == 100
-            assert explained.candidates[0].new_tokens == 100
-            assert not stage.fleet.view.salted, "there is nothing to salt"
-            (item,) = [await in_batch(stage, asked(estimated_tokens=50))]
-            assert item.response.new_tokens == 50
+    async def test_a_prompt_of_which_only_the_length_is_known_goes_by_load(
+        self, empty: Served
+    ) -> None:
+        key = empty.fleet.add("w0")
+        empty.fleet.cache(key, Prompt.from_tokens(bytes(400)), 96)
+        asks = [asked(estimated_tokens=100, request_id=f"r{n}", cache_salt="s") for n in (1, 2)]
+        for request in asks:
+            answer = await empty.router.Route(request)
+            assert answer.overlap_tokens == router_pb2.OverlapTokens()
+            assert (answer.new_tokens, answer.receipt.prompt_tokens) == (100, 100)
+            assert not answer.HasField("prompt")
+        load = empty.fleet.core.fleet.loads[key]
+        assert (load.requests, load.blocks, load.prefill_tokens) == (2, 14, 200)
+        assert (await empty.router.Route(asks[1])).reservation_id == answer.reservation_id
+        other = await refusal(empty.route(estimated_tokens=101, request_id="r2"))
+        assert other.reason == "REQUEST_ID_REUSED"
+        explained = await empty.router.Explain(asks[0])
+        assert explained.receipt.prompt_tokens == 100
+        assert explained.candidates[0].new_tokens == 100
+        assert not empty.fleet.view.salted, "there is nothing to salt"
+        (item,) = [await in_batch(empty, asked(estimated_tokens=50))]
+        assert item.response.new_tokens == 50
 
-    async def test_a_rank_is_named_where_an_engine_has_several(self) -> None:
-        async with served() as stage:
-            for rank in range(2):
-                stage.fleet.add("w0", rank, multi_rank=True)
-            answer = await stage.router.Route(asked())
-            assert answer.HasField("dp_rank")
-            (other,) = answer.alternatives
-            assert {answer.dp_rank, other.dp_rank} == {0, 1}
-            assert answer.receipt.picked.dp_rank == answer.dp_rank
+    async def test_a_rank_is_named_where_an_engine_has_several(self, empty: Served) -> None:
+        for rank in range(2):
+            empty.fleet.add("w0", rank, multi_rank=True)
+        answer = await empty.route()
+        assert answer.HasField("dp_rank")
+        (other,) = answer.alternatives
+        assert {answer.dp_rank, other.dp_rank} == {0, 1}
+        assert answer.receipt.picked.dp_rank == answer.dp_rank
 
     @pytest.mark.parametrize(
         ("direction", "priority", "expected"),
@@ -220,94 +219,80 @@ class TestRoute:
         ],
     )
     async def test_priority_is_told_in_the_engines_own_direction(
-        self, direction: str, priority: int | None, expected: int
+        self, direction: str, priority: int | None, expected: int, empty: Served
     ) -> None:
-        async with served() as stage:
-            stage.fleet.add("w0", priority_scheduling=direction)
-            answer = await stage.router.Route(asked(priority=priority))
-            assert answer.engine_priority == expected
+        empty.fleet.add("w0", priority_scheduling=direction)
+        answer = await empty.route(priority=priority)
+        assert answer.engine_priority == expected
 
-    async def test_a_model_that_is_a_lora_salts_the_prompt(self) -> None:
-        async with served() as stage:
-            key = stage.fleet.add("w0", lora_names=("ad",))
-            stage.fleet.cache(key, prompt(100, lora_name="ad"), 64)
-            by_model = await stage.router.Route(asked(model="ad"))
-            by_field = await stage.router.Route(asked(model="m", lora_name="ad"))
-            neither = await stage.router.Route(asked(model="m"))
-            held = [one.overlap_tokens.device for one in (by_model, by_field, neither)]
-            assert held == [64, 64, 0]
+    async def test_a_model_that_is_a_lora_salts_the_prompt(self, empty: Served) -> None:
+        key = empty.fleet.add("w0", lora_names=("ad",))
+        empty.fleet.cache(key, prompt(100, lora_name="ad"), 64)
+        by_model = await empty.route(model="ad")
+        by_field = await empty.route(model="m", lora_name="ad")
+        neither = await empty.route(model="m")
+        held = [one.overlap_tokens.device for one in (by_model, by_field, neither)]
+        assert held == [64, 64, 0]
 
     async def test_the_same_request_gets_the_same_answer(self) -> None:
-        async with served() as stage:
-            for i in range(4):
-                stage.fleet.add(f"w{i}")
-            first = await stage.router.Route(asked(request_id="x"))
+        async with served("w0", "w1", "w2", "w3") as stage:
+            first = await stage.route(request_id="x")
             before = stage.state()
-            again = await stage.router.Route(asked(request_id="x"))
+            again = await stage.route(request_id="x")
             assert again == first
             assert stage.state() == before
             assert (stage.requests("picked"), stage.requests("repeated")) == (1, 1)
 
-    async def test_requests_without_an_id_are_never_the_same(self) -> None:
-        async with served() as stage:
-            stage.fleet.add("w0")
-            ids = [(await stage.router.Route(asked())).reservation_id for _ in range(3)]
-            assert len(set(ids)) == 3
+    async def test_requests_without_an_id_are_never_the_same(self, stage: Served) -> None:
+        ids = [(await stage.route()).reservation_id for _ in range(3)]
+        assert len(set(ids)) == 3
 
-    async def test_all_fields_may_come_at_their_bounds(self) -> None:
-        async with served() as stage:
-            stage.fleet.add("w0")
-            answer = await stage.router.Route(
-                asked(
-                    1,
-                    request_id="é" * 1024,
-                    tenant="t" * 1024,
-                    session_id="s" * 1024,
-                    cache_salt="c" * 1024,
-                    priority=(1 << 31) - 1,
-                    expected_output_tokens=(1 << 32) - 1,
-                    ttft_slo_ms=(1 << 32) - 1,
-                    queue_timeout_ms=(1 << 32) - 1,
-                    excluded_worker_ids=["w"] * 4096,
-                )
-            )
-            assert answer.worker_id == "w0"
+    async def test_all_fields_may_come_at_their_bounds(self, stage: Served) -> None:
+        answer = await stage.route(
+            1,
+            request_id="é" * 1024,
+            tenant="t" * 1024,
+            session_id="s" * 1024,
+            cache_salt="c" * 1024,
+            priority=(1 << 31) - 1,
+            expected_output_tokens=(1 << 32) - 1,
+            ttft_slo_ms=(1 << 32) - 1,
+            queue_timeout_ms=(1 << 32) - 1,
+            excluded_worker_ids=["w"] * 4096,
+        )
+        assert answer.worker_id == "w0"
 
-    async def test_a_long_sentence_does_not_take_its_status_with_it(self) -> None:
+    async def test_a_long_sentence_does_not_take_its_status_with_it(self, stage: Served) -> None:
         # Percent-encoded, 1024 characters of 4 bytes are 12 KiB: more than trailers may have.
-        async with served() as stage:
-            stage.fleet.add("w0")
-            odd = "\U0001f600" * 1024
-            await stage.router.Route(asked(request_id=odd))
-            refused = await refusal(stage.router.Route(asked(101, request_id=odd)))
-            assert (refused.code, refused.reason) == (Code.ALREADY_EXISTS, "REQUEST_ID_REUSED")
-            assert refused.message.endswith("…")
-            refused = await refusal(stage.router.Route(asked(model=odd)))
-            assert (refused.code, refused.reason) == (Code.NOT_FOUND, "UNKNOWN_MODEL")
+        odd = "\U0001f600" * 1024
+        await stage.route(request_id=odd)
+        refused = await refusal(stage.route(101, request_id=odd))
+        assert (refused.code, refused.reason) == (Code.ALREADY_EXISTS, "REQUEST_ID_REUSED")
+        assert refused.message.endswith("…")
+        refused = await refusal(stage.route(model=odd))
+        assert (refused.code, refused.reason) == (Code.NOT_FOUND, "UNKNOWN_MODEL")
 
-    async def test_a_message_over_the_limit_is_refused_and_the_next_one_served(self) -> None:
-        async with served() as stage:
-            stage.fleet.add("w0")
-            refused = await refusal(stage.router.Route(asked(4_000_000)))
-            assert (refused.code, refused.reason) == (Code.RESOURCE_EXHAUSTED, "MESSAGE_TOO_LARGE")
-            assert refused.retry_s is None
-            assert (await stage.router.Route(asked(200_000))).worker_id == "w0"
+    async def test_a_message_over_the_limit_is_refused_and_the_next_one_served(
+        self, stage: Served
+    ) -> None:
+        refused = await refusal(stage.route(4_000_000))
+        assert (refused.code, refused.reason) == (Code.RESOURCE_EXHAUSTED, "MESSAGE_TOO_LARGE")
+        assert refused.retry_s is None
+        assert (await stage.route(200_000)).worker_id == "w0"
 
     async def test_a_fault_of_ours_ends_one_request_and_reserves_nothing(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stage: Served
     ) -> None:
-        async with served() as stage:
-            stage.fleet.add("w0")
-            broken = SimpleNamespace(answer=lambda *_: 1 / 0)
-            monkeypatch.setattr(stage.desk, "_writer", broken)
-            refused = await refusal(stage.router.Route(asked(request_id="x")))
-            assert (refused.code, refused.reason) == (Code.INTERNAL, "INTERNAL")
-            assert "ZeroDivisionError" in caplog.text
-            assert "ZeroDivisionError" not in refused.message
-            assert stage.fleet.loads() == {}
-            assert stage.requests("refused", "INTERNAL") == 1
-            monkeypatch.undo()
-            assert (await stage.router.Route(asked(request_id="x"))).worker_id == "w0"
+        broken = SimpleNamespace(answer=lambda *_: 1 / 0)
+        monkeypatch.setattr(stage.desk, "_writer", broken)
+        refused = await refusal(stage.route(request_id="x"))
+        assert (refused.code, refused.reason) == (Code.INTERNAL, "INTERNAL")
+        assert "ZeroDivisionError" in caplog.text
+        assert "ZeroDivisionError" not in refused.message
+        assert stage.fleet.loads() == {}
+        assert stage.requests("refused", "INTERNAL") == 1
+        monkeypatch.undo()
+        assert (await stage.route(request_id="x")).worker_id == "w0"
 
 
 def test_every_reason_has_a_status() -> None:

@@ -19,7 +19,7 @@ from router.api.service.server import SERVICES
 from router.config.keys import ConfigError
 from router.config.settings.serving_settings import GrpcSettings
 from tests.router.api.service.setting import Code, tasks
-from tests.stage.served import Served, asked, refusal, served
+from tests.stage.served import Served, refusal, served
 
 REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 
@@ -34,25 +34,23 @@ class TestHealth:
             for name in self.NAMES
         }
 
-    async def test_everything_follows_readiness_but_liveness(self) -> None:
+    async def test_everything_follows_readiness_but_liveness(self, empty: Served) -> None:
         serving = health_pb2.HealthCheckResponse.SERVING
         not_serving = health_pb2.HealthCheckResponse.NOT_SERVING
-        async with served() as stage:
-            alive_only = dict.fromkeys(self.NAMES, not_serving) | {"liveness": serving}
-            assert await self.states(stage) == alive_only
-            stage.server.set_serving(ready=True)
-            assert await self.states(stage) == dict.fromkeys(self.NAMES, serving)
-            stage.server.set_serving(ready=False)
-            assert await self.states(stage) == alive_only
+        alive_only = dict.fromkeys(self.NAMES, not_serving) | {"liveness": serving}
+        assert await self.states(empty) == alive_only
+        empty.server.set_serving(ready=True)
+        assert await self.states(empty) == dict.fromkeys(self.NAMES, serving)
+        empty.server.set_serving(ready=False)
+        assert await self.states(empty) == alive_only
 
     async def test_services_are_those_of_the_contract(self) -> None:
         assert SERVICES == ("kvroute.v1.Router", "kvroute.v1.Fleet", "kvroute.v1.Prompts")
 
-    async def test_an_unknown_name_is_not_found(self) -> None:
-        async with served() as stage:
-            stub = health_pb2_grpc.HealthStub(stage.channel)
-            request = health_pb2.HealthCheckRequest(service="nonsense")
-            assert (await refusal(stub.Check(request))).code is Code.NOT_FOUND
+    async def test_an_unknown_name_is_not_found(self, empty: Served) -> None:
+        stub = health_pb2_grpc.HealthStub(empty.channel)
+        request = health_pb2.HealthCheckRequest(service="nonsense")
+        assert (await refusal(stub.Check(request))).code is Code.NOT_FOUND
 
     async def test_a_watch_sees_the_drain_and_does_not_hold_it_up(self) -> None:
         async with served() as stage, asyncio.timeout(60):
@@ -112,15 +110,14 @@ class TestHealth:
         states = [answer.status async for answer in watch]
         assert states == [health_pb2.HealthCheckResponse.NOT_SERVING]
 
-    async def test_who_drains_is_never_ready_again(self) -> None:
-        async with served() as stage:
-            stage.server.set_serving(ready=True)
-            await stage.server.drain(0)
-            stage.server.set_serving(ready=True)
-            # Nobody can ask over the wire any more; a Watch that lags behind still could see it.
-            request = health_pb2.HealthCheckRequest(service="")
-            told: Any = await stage.server._health.Check(request, None)
-            assert told.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    async def test_who_drains_is_never_ready_again(self, empty: Served) -> None:
+        empty.server.set_serving(ready=True)
+        await empty.server.drain(0)
+        empty.server.set_serving(ready=True)
+        # Nobody can ask over the wire any more; a Watch that lags behind still could see it.
+        request = health_pb2.HealthCheckRequest(service="")
+        told: Any = await empty.server._health.Check(request, None)
+        assert told.status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class TestServer:
@@ -130,41 +127,37 @@ class TestServer:
         assert 4.0 <= min(ages_s) < max(ages_s) <= 8.0
         assert jittered(None) is None
 
-    async def test_reflection_names_every_service(self) -> None:
-        async with served() as stage:
-            assert await self.reflected(stage) == {
-                *SERVICES,
-                "grpc.health.v1.Health",
-                *REFLECTIONS,
-            }
+    async def test_reflection_names_every_service(self, empty: Served) -> None:
+        assert await self.reflected(empty) == {*SERVICES, "grpc.health.v1.Health", *REFLECTIONS}
 
     @pytest.mark.parametrize("name", REFLECTIONS)
-    async def test_reflection_describes_every_service_it_names(self, name: str) -> None:
+    async def test_reflection_describes_every_service_it_names(
+        self, name: str, empty: Served
+    ) -> None:
         messages = reflection_pb2
-        async with served() as stage:
-            ask = stage.channel.stream_stream(
-                f"/{name}/ServerReflectionInfo",
-                messages.ServerReflectionRequest.SerializeToString,
-                messages.ServerReflectionResponse.FromString,
-            )()
-            await ask.write(messages.ServerReflectionRequest(list_services=""))
-            names = [one.name for one in (await ask.read()).list_services_response.service]
-            assert name in names
-            for service in names:
-                await ask.write(messages.ServerReflectionRequest(file_containing_symbol=service))
+        ask = empty.channel.stream_stream(
+            f"/{name}/ServerReflectionInfo",
+            messages.ServerReflectionRequest.SerializeToString,
+            messages.ServerReflectionResponse.FromString,
+        )()
+        await ask.write(messages.ServerReflectionRequest(list_services=""))
+        names = [one.name for one in (await ask.read()).list_services_response.service]
+        assert name in names
+        for service in names:
+            await ask.write(messages.ServerReflectionRequest(file_containing_symbol=service))
+            files = (await ask.read()).file_descriptor_response.file_descriptor_proto
+            described = FileDescriptorProto.FromString(files[0])
+            package, _, own = service.rpartition(".")
+            assert described.package == package
+            (methods,) = (one.method for one in described.service if one.name == own)
+            for method in methods:
+                symbol = f"{service}.{method.name}"
+                await ask.write(messages.ServerReflectionRequest(file_containing_symbol=symbol))
                 files = (await ask.read()).file_descriptor_response.file_descriptor_proto
-                described = FileDescriptorProto.FromString(files[0])
-                package, _, own = service.rpartition(".")
-                assert described.package == package
-                (methods,) = (one.method for one in described.service if one.name == own)
-                for method in methods:
-                    symbol = f"{service}.{method.name}"
-                    await ask.write(messages.ServerReflectionRequest(file_containing_symbol=symbol))
-                    files = (await ask.read()).file_descriptor_response.file_descriptor_proto
-                    assert FileDescriptorProto.FromString(files[0]) == described
-            await ask.write(messages.ServerReflectionRequest(file_containing_symbol="a.B.c"))
-            missing = (await ask.read()).error_response
-            assert missing.error_code == Code.NOT_FOUND.value[0]
+                assert FileDescriptorProto.FromString(files[0]) == described
+        await ask.write(messages.ServerReflectionRequest(file_containing_symbol="a.B.c"))
+        missing = (await ask.read()).error_response
+        assert missing.error_code == Code.NOT_FOUND.value[0]
 
     async def reflected(self, stage: Served) -> set[str]:
         async def ask() -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
@@ -177,17 +170,18 @@ class TestServer:
             for service in answer.list_services_response.service
         }
 
-    async def test_a_second_server_on_a_port_fails_and_names_it(self) -> None:
-        async with served() as stage:
-            listen = f"127.0.0.1:{stage.server.port}"
-            with pytest.raises(ConfigError, match=listen):
-                async with served(GrpcSettings(listen=listen)):
-                    pass
+    async def test_a_second_server_on_a_port_fails_and_names_it(self, empty: Served) -> None:
+        listen = f"127.0.0.1:{empty.server.port}"
+        with pytest.raises(ConfigError, match=listen):
+            async with served(grpc_settings=GrpcSettings(listen=listen)):
+                pass
 
     async def test_a_unix_socket_serves_too(self, tmp_path: Any) -> None:
         path = f"{tmp_path}/s"
-        async with served(GrpcSettings(listen="127.0.0.1:0", unix_socket=path)) as stage:
+        async with served(
+            grpc_settings=GrpcSettings(listen="127.0.0.1:0", unix_socket=path)
+        ) as stage:
             stage.fleet.add("w0")
             async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
                 stage.channel = channel
-                assert (await stage.router.Route(asked())).worker_id == "w0"
+                assert (await stage.route()).worker_id == "w0"

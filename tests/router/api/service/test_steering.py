@@ -11,8 +11,8 @@ from kvroute.v1 import FailureReason, Progress, ProgressResult, ProgressState
 from kvroute.v1 import ReportRequest as Report
 from router.decide.waiter import Fate
 from tests.router.api.service.test_list_queue import waiting
-from tests.router.api.service.test_waiting import full, report, waits
-from tests.stage.served import Served, asked, refusal
+from tests.router.api.service.test_waiting import full
+from tests.stage.served import Served, refusal
 
 CANCEL = {
     "state": ProgressState.PROGRESS_STATE_FAILED,
@@ -36,21 +36,18 @@ async def test_a_request_that_waits_gets_another_priority() -> None:
         a, b = await waiting(stage, {"request_id": "a", "priority": 5}, {"request_id": "b"})
         assert await outcome(stage, request_id="b", priority=6) == (APPLIED, "")
         assert await outcome(stage, request_id="b", priority=6) == (UNCHANGED, "")
-        await stage.router.Report(report(held))
+        await stage.report(held)
         held = (await b).reservation_id
         assert not a.done()
-        await stage.router.Report(report(held))
+        await stage.report(held)
         assert (await a).worker_id == "w0"
 
 
 async def test_a_wait_is_cancelled_by_the_requests_id() -> None:
     async with full() as (stage, _):
         # The caller may have sent it twice.
-        calls = [
-            asyncio.ensure_future(refusal(stage.router.Route(asked(request_id="a"))))
-            for _ in range(2)
-        ]
-        await waits(stage, 2)
+        calls = [asyncio.ensure_future(refusal(stage.route(request_id="a"))) for _ in range(2)]
+        await stage.waits(2)
         assert await outcome(stage, request_id="a", **CANCEL) == (APPLIED, "")
         for call in calls:
             refused = await call
@@ -66,7 +63,7 @@ async def test_the_client_steers_and_is_not_called_again(batching: bool) -> None
         target = f"127.0.0.1:{stage.server.port}"
         async with KvRouteClient(target, batching=batching) as client:
             call = asyncio.ensure_future(client.route(token_ids=[1, 2, 3], request_id="a"))
-            await waits(stage, 1)
+            await stage.waits(1)
             steps = [Progress(request_id="a", priority=3), Progress(request_id="a", **CANCEL)]
             outcomes = await client.report(*steps)
             assert [one.result for one in outcomes] == [APPLIED, APPLIED]
@@ -82,7 +79,7 @@ async def test_the_client_steers_and_is_not_called_again(batching: bool) -> None
 async def test_a_cancel_that_comes_too_late_ends_the_reservation() -> None:
     async with full() as (stage, held):
         (call,) = await waiting(stage, {"request_id": "a"})
-        await stage.router.Report(report(held))
+        await stage.report(held)
         await call
         assert await outcome(stage, request_id="a", **CANCEL) == (APPLIED, "")
         assert stage.fleet.core.reservations.__len__() == 0
@@ -92,7 +89,7 @@ async def test_a_cancel_that_comes_too_late_ends_the_reservation() -> None:
 async def test_a_running_request_keeps_its_place_and_the_outcome_says_so() -> None:
     async with full() as (stage, held):
         (call,) = await waiting(stage, {"request_id": "a"})
-        await stage.router.Report(report(held))
+        await stage.report(held)
         running = (await call).reservation_id
         keeps = "the request has its worker, where another priority changes nothing"
         assert await outcome(stage, request_id="a", priority=9) == (UNCHANGED, keeps)

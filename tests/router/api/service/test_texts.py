@@ -1,7 +1,7 @@
 """Prompts without tokens, over gRPC: tokens by a real child process or a real HTTP engine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
 from router.api.service import texts as texts_module
 from router.config.settings.queue_settings import QueueSettings
-from router.fleet.health.warnings import WarningCode
+from router.fleet.health.warnings import WarningCode, WorkerWarning
 from router.request.prompt_settings import RendererSettings
 from router.request.rendering.renderer import Renderer
 from router.request.tokens import ModelPrompts, Source
@@ -22,6 +22,7 @@ from tests.stage.prompts.engine import CHAT, StandIn, chat, quiet, serving
 from tests.stage.prompts.tiny_tokenizer import make_folder
 from tests.stage.served import Served, asked, refusal, served
 from tests.stage.traces import PARENT, Kept
+from tests.stage.waiting import until
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -44,11 +45,28 @@ def local(settings: RendererSettings) -> dict[str, ModelPrompts]:
     return {"m": ModelPrompts(source=Source.LOCAL, renderer=settings, processes=1)}
 
 
+def unaudited(settings: RendererSettings) -> dict[str, ModelPrompts]:
+    """Of which no share is compared with the engine's tokens later."""
+    return {"m": ModelPrompts(renderer=settings, processes=1, audit_share=0.0)}
+
+
+def warnings(stage: Served, worker_id: str = "w0") -> list[WorkerWarning]:
+    source = stage.fleet.view.sources[WorkerKey(worker_id, 0)]
+    return stage.fleet.core.fleet.warnings(source, stage.fleet.clock())
+
+
 @asynccontextmanager
 async def with_worker(**about: Any) -> AsyncIterator[Served]:
     address, longest = about.pop("address", ""), about.pop("longest", 0)
     async with served(**about) as stage:
         stage.fleet.add("w0", address=address, max_model_len=longest)
+        yield stage
+
+
+@asynccontextmanager
+async def with_engine(engine: StandIn, **about: Any) -> AsyncIterator[Served]:
+    """With one worker, which is that engine."""
+    async with serving(engine) as at, with_worker(address=at.address, **about) as stage:
         yield stage
 
 
@@ -66,11 +84,6 @@ async def streamed(stage: Served, *requests: router_pb2.RouteRequest) -> list[An
     return [results[i] for i in range(len(requests))]
 
 
-async def turns_until(is_so: Callable[[], bool]) -> None:
-    while not is_so():  # noqa: ASYNC110  # nothing tells the test
-        await asyncio.sleep(0)
-
-
 async def test_a_body_is_routed_by_the_tokens_that_it_has(settings: RendererSettings) -> None:
     done = Renderer(settings).render(CHAT, chat(), "vllm")
     async with with_worker(models_prompts=local(settings)) as stage:
@@ -81,7 +94,7 @@ async def test_a_body_is_routed_by_the_tokens_that_it_has(settings: RendererSett
         assert (answer.prompt.verified, answer.prompt.shape) == (False, "chat")
         assert answer.worker_id == "w0"
         assert answer.receipt.prompt_tokens == done.count
-        quiet_one = await stage.router.Route(asked(chat_completion_body=chat()))
+        quiet_one = await stage.route(chat_completion_body=chat())
         assert (quiet_one.prompt.token_bytes, quiet_one.prompt.count) == (b"", done.count)
         (by_tokens,) = await streamed(stage, asked(token_bytes=done.token_bytes))
         assert not by_tokens.response.HasField("prompt")
@@ -96,11 +109,11 @@ async def test_a_long_text_takes_the_fast_form_and_matches_what_tokens_matched(
 ) -> None:
     text = "what is the weather in Paris? " * 400
     async with with_worker(models_prompts=local(settings)) as stage:
-        first = await stage.router.Route(asked(text=text, return_tokens=True))
-        again = asked(token_bytes=first.prompt.token_bytes)
-        known = (await stage.router.Route(again)).overlap_tokens.usable
+        first = await stage.route(text=text, return_tokens=True)
+        again = await stage.route(token_bytes=first.prompt.token_bytes)
+        known = again.overlap_tokens.usable
         assert known > 1000
-        assert (await stage.router.Route(asked(text=text))).overlap_tokens.usable == known
+        assert (await stage.route(text=text)).overlap_tokens.usable == known
 
 
 async def test_a_stream_answers_plain_items_at_once_and_texts_when_they_have_tokens(
@@ -126,38 +139,28 @@ async def test_without_tokens_a_prompt_is_routed_by_its_length_and_matches_nothi
     body = chat("x" * 4000)
     async with with_worker() as stage:
         for _ in range(2):
-            answer = await stage.router.Route(asked(chat_completion_body=body, return_tokens=True))
+            answer = await stage.route(chat_completion_body=body, return_tokens=True)
             assert answer.prompt.source == ESTIMATE
             assert answer.prompt.count == len(body) // 4 == answer.receipt.prompt_tokens
             assert (answer.prompt.token_bytes, answer.prompt.verified) == (b"", False)
             assert answer.prompt.estimate_reason.startswith("NO_TOKENIZER: ")
             assert answer.overlap_tokens.raw == answer.overlap_tokens.predicted == 0
             assert answer.new_tokens == answer.prompt.count
-        progress = [
-            router_pb2.Progress(
-                reservation_id=answer.reservation_id,
-                state=router_pb2.PROGRESS_STATE_FINISHED,
-                cached_tokens=900,
-                prompt_tokens=1000,
-            )
-        ]
-        await stage.router.Report(router_pb2.ReportRequest(progress=progress))
+        await stage.report(answer.reservation_id, cached_tokens=900, prompt_tokens=1000)
         checked = stage.fleet.core.fleet.self_check
         assert checked.results == {"untrusted": 1}, "nothing is known of the prompt's content"
 
-        refused = await refusal(
-            stage.router.Route(asked(chat_completion_body=body, require_tokens=True))
-        )
+        refused = await refusal(stage.route(chat_completion_body=body, require_tokens=True))
         assert (refused.code, refused.reason) == (Code.FAILED_PRECONDITION, "NO_TOKENIZER")
         assert stage.requests("refused", "NO_TOKENIZER") == 1
 
 
 async def test_the_same_id_has_the_same_answer_for_the_same_text_alone() -> None:
     async with with_worker() as stage:
-        one = await stage.router.Route(asked(text="one text", request_id="r"))
-        same = await stage.router.Route(asked(text="one text", request_id="r"))
+        one = await stage.route(text="one text", request_id="r")
+        same = await stage.route(text="one text", request_id="r")
         assert same.reservation_id == one.reservation_id
-        refused = await refusal(stage.router.Route(asked(text="two text", request_id="r")))
+        refused = await refusal(stage.route(text="two text", request_id="r"))
         assert refused.reason == "REQUEST_ID_REUSED"
 
 
@@ -184,13 +187,12 @@ async def test_what_is_wrong_beside_the_text_is_refused_and_counted(
 
 async def test_a_body_may_be_larger_than_other_requests_up_to_its_own_limit() -> None:
     async with with_worker(longest=10_000) as stage:
-        large = asked(chat_completion_body=b"x" * (9 << 20))
-        answer = await stage.router.Route(large)
+        answer = await stage.route(chat_completion_body=b"x" * (9 << 20))
         assert answer.prompt.count == 5000, "half of the worker's length"
-        tokens = asked(token_bytes=bytes(9 << 20))
-        assert (await refusal(stage.router.Route(tokens))).reason == "MESSAGE_TOO_LARGE"
-        larger = asked(chat_completion_body=b"x" * ((32 << 20) + 1))
-        assert (await refusal(stage.router.Route(larger))).reason == "MESSAGE_TOO_LARGE"
+        refused = await refusal(stage.route(token_bytes=bytes(9 << 20)))
+        assert refused.reason == "MESSAGE_TOO_LARGE"
+        refused = await refusal(stage.route(chat_completion_body=b"x" * ((32 << 20) + 1)))
+        assert refused.reason == "MESSAGE_TOO_LARGE"
 
 
 async def test_a_caller_that_leaves_while_its_tokens_are_made_leaves_nothing(
@@ -206,14 +208,14 @@ async def test_a_caller_that_leaves_while_its_tokens_are_made_leaves_nothing(
         return await StandIn.tokenize(service, request)
 
     service.tokenize = slow  # type: ignore[method-assign]
-    async with serving(service) as at, with_worker(address=at.address) as stage:
+    async with with_engine(service) as stage:
         before = stage.state()
-        call = stage.router.Route(asked(chat_completion_body=chat()))
+        call = stage.route(chat_completion_body=chat())
         async with asyncio.timeout(GUARD_S):
             await waits.wait()
             assert stage.texts.open == 1
             call.cancel()
-            await turns_until(lambda: not stage.texts.open)
+            await until(lambda: not stage.texts.open, "none is open")
         assert stage.state() == before
         release.set()
 
@@ -226,7 +228,7 @@ async def test_rendering_counts_against_the_deadline(settings: RendererSettings)
         await never.wait()
 
     service.tokenize = silent  # type: ignore[method-assign]
-    async with serving(service) as at, with_worker(address=at.address) as stage:
+    async with with_engine(service) as stage:
         request = asked(chat_completion_body=chat())
         call = stage.router.RouteStream()
         item = router_pb2.RouteItem(index=1, request=request, timeout_ms=100)
@@ -243,50 +245,38 @@ async def test_a_text_waits_in_the_queue_like_any_other(settings: RendererSettin
     queue = QueueSettings(max_waiting=8)
     async with served(models_prompts=local(settings), queue=queue) as stage:
         key = stage.fleet.add("w0", total_slots=1)
-        first = await stage.router.Route(asked())
-        call = stage.router.Route(asked(chat_completion_body=chat()))
+        first = await stage.route()
+        call = stage.route(chat_completion_body=chat())
         async with asyncio.timeout(GUARD_S):
-            await turns_until(lambda: len(stage.desk.admission) == 1)
-            ended = router_pb2.Progress(
-                reservation_id=first.reservation_id, state=router_pb2.PROGRESS_STATE_FINISHED
-            )
-            await stage.router.Report(router_pb2.ReportRequest(progress=[ended]))
+            await stage.waits(1)
+            await stage.report(first.reservation_id)
             stage.fleet.say(key, running=0)
             stage.desk.changed()
             answer = await call
         assert answer.prompt.source == LOCAL
-        second = stage.router.Route(asked(chat_completion_body=chat()))
+        second = stage.route(chat_completion_body=chat())
         async with asyncio.timeout(GUARD_S):
-            await turns_until(lambda: len(stage.desk.admission) == 1)
+            await stage.waits(1)
             second.cancel()
-            await turns_until(lambda: len(stage.desk.admission) == 0)
+            await stage.waits(0)
 
 
 async def test_the_engine_s_tokens_prove_ours_and_its_count_bars_them(
     settings: RendererSettings,
 ) -> None:
-    models = {"m": ModelPrompts(renderer=settings, processes=1, audit_share=0.0)}
-    async with (
-        serving(StandIn(settings)) as at,
-        with_worker(address=at.address, models_prompts=models) as stage,
-    ):
-        request = asked(chat_completion_body=chat())
-        first = await stage.router.Route(request)
+    async with with_engine(StandIn(settings), models_prompts=unaudited(settings)) as stage:
+        first = await stage.route(chat_completion_body=chat())
         assert (first.prompt.source, first.prompt.verified) == (ENGINE, True)
         await quiet(stage.texts.prompts)
-        second = await stage.router.Route(request)
+        second = await stage.route(chat_completion_body=chat())
         assert (second.prompt.source, second.prompt.verified) == (LOCAL, True)
-        source = stage.fleet.view.sources[WorkerKey("w0", 0)]
-        assert not stage.fleet.core.fleet.warnings(source, stage.fleet.clock())
-        progress = router_pb2.Progress(
-            reservation_id=second.reservation_id,
-            state=router_pb2.PROGRESS_STATE_PREFILL_DONE,
-            prompt_tokens=second.prompt.count + 5,
+        assert not warnings(stage)
+        await stage.report(
+            second.reservation_id, "prefill_done", prompt_tokens=second.prompt.count + 5
         )
-        await stage.router.Report(router_pb2.ReportRequest(progress=[progress]))
-        third = await stage.router.Route(request)
+        third = await stage.route(chat_completion_body=chat())
         assert third.prompt.source == ENGINE
-        (warning,) = stage.fleet.core.fleet.warnings(source, stage.fleet.clock())
+        (warning,) = warnings(stage)
         assert warning.code is WarningCode.TOKENS_DIFFER
         assert "such as chat:" in warning.sentence
 
@@ -295,31 +285,23 @@ async def test_a_worker_with_another_template_is_named_and_not_asked_for_tokens(
     settings: RendererSettings, tmp_path: Path
 ) -> None:
     folder = make_folder(tmp_path, TEMPLATE.replace("<|im_end|>", "!<|im_end|>"))
-    models = {"m": ModelPrompts(renderer=settings, processes=1, audit_share=0.0)}
     async with (
         serving(StandIn(settings)) as same,
         serving(StandIn(RendererSettings(folder=str(folder)))) as odd,
-        with_worker(address=same.address, models_prompts=models) as stage,
+        with_worker(address=same.address, models_prompts=unaudited(settings)) as stage,
     ):
         stage.fleet.add("w1", address=odd.address)
-        request = asked(chat_completion_body=chat())
         for _ in range(2):
-            await stage.router.Route(request)
+            await stage.route(chat_completion_body=chat())
             await quiet(stage.texts.prompts)
         questions = len(odd.asked)
         for worker_id in ("w0", "w1", "w0", "w1"):
-            answer = await stage.router.Route(
-                asked(chat_completion_body=chat(), allowed_worker_ids=[worker_id])
-            )
+            answer = await stage.route(chat_completion_body=chat(), allowed_worker_ids=[worker_id])
             assert answer.worker_id == worker_id
             assert (answer.prompt.source, answer.prompt.verified) == (LOCAL, worker_id == "w0")
         assert len(odd.asked) == questions
-        fleet = stage.fleet.core.fleet
-        warned = {
-            key.worker_id: [warning.code for warning in fleet.warnings(source, stage.fleet.clock())]
-            for key, source in stage.fleet.view.sources.items()
-        }
-        assert warned == {"w0": [], "w1": [WarningCode.TOKENS_DIFFER]}
+        assert warnings(stage, "w0") == []
+        assert [one.code for one in warnings(stage, "w1")] == [WarningCode.TOKENS_DIFFER]
 
 
 async def test_an_engine_without_tokenize_is_named_with_what_to_do(
@@ -327,31 +309,20 @@ async def test_an_engine_without_tokenize_is_named_with_what_to_do(
 ) -> None:
     stand_in = StandIn(settings)
     stand_in.answer = lambda: web.Response(status=404)
-    models = {"m": ModelPrompts(renderer=settings, processes=1, audit_share=0.0)}
-    async with (
-        serving(stand_in) as at,
-        with_worker(address=at.address, models_prompts=models) as stage,
-    ):
-        source = stage.fleet.view.sources[WorkerKey("w0", 0)]
-        request = asked(chat_completion_body=chat())
-        answer = await stage.router.Route(request)
+    async with with_engine(stand_in, models_prompts=unaudited(settings)) as stage:
+        answer = await stage.route(chat_completion_body=chat())
         assert (answer.prompt.source, answer.prompt.verified) == (LOCAL, False)
-        (warning,) = stage.fleet.core.fleet.warnings(source, stage.fleet.clock())
+        (warning,) = warnings(stage)
         assert warning.code is WarningCode.TOKENS_UNPROVEN
         assert "has no /tokenize (HTTP status 404)" in warning.sentence
         assert "models[].prompts.source to local" in warning.sentence
         stand_in.answer = None
-        await stage.router.Route(request)
-        assert not stage.fleet.core.fleet.warnings(source, stage.fleet.clock())
-    local_only = {"m": ModelPrompts(source=Source.LOCAL, renderer=settings, processes=1)}
+        await stage.route(chat_completion_body=chat())
+        assert not warnings(stage)
     stand_in.answer = lambda: web.Response(status=404)
-    async with (
-        serving(stand_in) as at,
-        with_worker(address=at.address, models_prompts=local_only) as stage,
-    ):
-        await stage.router.Route(request)
-        source = stage.fleet.view.sources[WorkerKey("w0", 0)]
-        assert not stage.fleet.core.fleet.warnings(source, stage.fleet.clock())
+    async with with_engine(stand_in, models_prompts=local(settings)) as stage:
+        await stage.route(chat_completion_body=chat())
+        assert not warnings(stage)
 
 
 async def test_prompts_over_the_bound_are_estimated(
@@ -359,10 +330,9 @@ async def test_prompts_over_the_bound_are_estimated(
 ) -> None:
     monkeypatch.setattr(texts_module, "OPEN_MAX", 0)
     async with with_worker(models_prompts=local(settings)) as stage:
-        answer = await stage.router.Route(asked(chat_completion_body=chat()))
+        answer = await stage.route(chat_completion_body=chat())
         assert answer.prompt.estimate_reason.startswith("RENDER_QUEUE_FULL: ")
-        request = asked(chat_completion_body=chat(), require_tokens=True)
-        refused = await refusal(stage.router.Route(request))
+        refused = await refusal(stage.route(chat_completion_body=chat(), require_tokens=True))
         assert (refused.code, refused.reason) == (Code.RESOURCE_EXHAUSTED, "RENDER_QUEUE_FULL")
         assert refused.retry_s
 
@@ -372,9 +342,8 @@ async def test_the_making_of_tokens_is_a_span_beside_that_of_the_route(
 ) -> None:
     kept = Kept()
     async with with_worker(models_prompts=local(settings), tracing=kept.tracing) as stage:
-        body = asked(chat_completion_body=chat(), traceparent=PARENT.header())
-        answer = await stage.router.Route(body)
-        await stage.router.Route(asked(chat_completion_body=chat()))  # has no trace
+        answer = await stage.route(chat_completion_body=chat(), traceparent=PARENT.header())
+        await stage.route(chat_completion_body=chat())  # has no trace
     render, route = kept.one("kvroute.render"), kept.one("kvroute.route")
     assert render.parent_id == route.parent_id == PARENT.span_id
     assert render.attributes == {
@@ -386,13 +355,9 @@ async def test_the_making_of_tokens_is_a_span_beside_that_of_the_route(
 async def test_a_refusal_of_a_body_ends_its_span(settings: RendererSettings) -> None:
     kept = Kept()
     async with with_worker(models_prompts=local(settings), tracing=kept.tracing) as stage:
-        wrong = asked(
-            chat_completion_body=b'{"messages": 3}',
-            traceparent=PARENT.header(),
-            require_tokens=True,
-        )
-        with pytest.raises(grpc.aio.AioRpcError):
-            await stage.router.Route(wrong)
+        body, parent = b'{"messages": 3}', PARENT.header()
+        call = stage.route(chat_completion_body=body, traceparent=parent, require_tokens=True)
+        await refusal(call)
     assert kept.names() == ["kvroute.render"]
     assert kept.one("kvroute.render").error == "MALFORMED_BODY"
 
@@ -412,12 +377,11 @@ async def test_whatever_breaks_settles_its_caller_and_leaves_nothing_reserved(
 ) -> None:
     async with with_worker(models_prompts=local(settings)) as stage:
         break_at(monkeypatch, stage, name)
-        async with asyncio.timeout(GUARD_S):
-            told = await refusal(stage.router.Route(asked(chat_completion_body=chat())))
+        told = await asyncio.wait_for(refusal(stage.route(chat_completion_body=chat())), GUARD_S)
         assert told.code is Code.INTERNAL
         assert not len(stage.fleet.core.reservations)
         monkeypatch.undo()
-        await stage.router.Route(asked(chat_completion_body=chat()))
+        await stage.route(chat_completion_body=chat())
 
 
 @pytest.mark.parametrize("name", ["on_pick", "answered"])
@@ -426,17 +390,12 @@ async def test_whatever_breaks_after_a_wait_settles_its_caller_too(
 ) -> None:
     async with served(models_prompts=local(settings), queue=QueueSettings(max_waiting=8)) as stage:
         key = stage.fleet.add("w0", total_slots=1)
-        first = await stage.router.Route(asked())
-        call = asyncio.ensure_future(
-            refusal(stage.router.Route(asked(chat_completion_body=chat())))
-        )
+        first = await stage.route()
+        call = asyncio.ensure_future(refusal(stage.route(chat_completion_body=chat())))
         async with asyncio.timeout(GUARD_S):
-            await turns_until(lambda: len(stage.desk.admission) == 1)
+            await stage.waits(1)
             break_at(monkeypatch, stage, name)
-            ended = router_pb2.Progress(
-                reservation_id=first.reservation_id, state=router_pb2.PROGRESS_STATE_FINISHED
-            )
-            await stage.router.Report(router_pb2.ReportRequest(progress=[ended]))
+            await stage.report(first.reservation_id)
             stage.fleet.say(key, running=0)
             stage.desk.changed()
             assert (await call).code is Code.INTERNAL
@@ -451,22 +410,18 @@ async def test_too_many_tokens_of_one_engine_refuse_no_request(settings: Rendere
         stand_in.answer = lambda: web.json_response({"token_ids": ids})
 
     models = {"m": ModelPrompts(processes=1)}
-    async with (
-        serving(stand_in) as at,
-        with_worker(address=at.address, models_prompts=models, longest=4096) as stage,
-    ):
+    async with with_engine(stand_in, models_prompts=models, longest=4096) as stage:
         for count in (4096, 4097, 9000, 200_000):
             makes_up(count)
-            answer = await stage.router.Route(asked(chat_completion_body=chat()))
+            answer = await stage.route(chat_completion_body=chat())
             assert answer.prompt.source == ESTIMATE
             assert answer.prompt.count < 100
-            stage.texts.prompts._engines.forget(at.address)
+            stage.texts.prompts._engines.forget(stand_in.address)
         makes_up(3000)
-        answer = await stage.router.Route(asked(chat_completion_body=chat()))
+        answer = await stage.route(chat_completion_body=chat())
         assert (answer.prompt.source, answer.prompt.count) == (ENGINE, 3000)
         makes_up(9000)
-        request = asked(chat_completion_body=chat(), require_tokens=True)
-        told = await refusal(stage.router.Route(request))
+        told = await refusal(stage.route(chat_completion_body=chat(), require_tokens=True))
         assert told.reason == "RENDERER_UNAVAILABLE"
         assert "more than any worker takes" in told.message
 
@@ -486,6 +441,6 @@ async def test_a_caller_that_requires_tokens_has_those_of_the_next_engine(
         stage.fleet.add("good", address=at_good.address)
         for _ in range(6):
             stage.texts.prompts._engines.forget(at_bad.address)
-            request = asked(chat_completion_body=chat(), require_tokens=True)
-            assert (await stage.router.Route(request)).prompt.source == ENGINE
+            answer = await stage.route(chat_completion_body=chat(), require_tokens=True)
+            assert answer.prompt.source == ENGINE
     assert bad.asked

@@ -1,38 +1,20 @@
 """A router's spans of requests whose callers' spans are sampled, over real gRPC."""
 
-import asyncio
-
-import grpc
 import pytest
 
 from indexer.kernel import NativeIndex
-from kvroute.v1 import (
-    Progress,
-    ProgressState,
-    ReportRequest,
-    RouteBatch,
-    RouteItem,
-)
 from router.config.settings.queue_settings import QueueSettings
-from tests.stage.served import Served, asked, served
+from tests.stage.served import asked, refusal, served
 from tests.stage.traces import PARENT, Kept
 
 STAGES = ["kvroute.hash", "kvroute.match", "kvroute.cost", "kvroute.reserve"]
 UNSAMPLED = PARENT.header()[:-1] + "0"
 
 
-async def queued(stage: Served, count: int) -> None:
-    """Returns once so many requests wait."""
-    while len(stage.desk.admission) != count:  # noqa: ASYNC110  # the queue has no event to await
-        await asyncio.sleep(0)
-
-
 async def test_a_route_has_spans_of_its_stages_and_its_receipt_as_attributes() -> None:
     kept = Kept()
-    async with served(tracing=kept.tracing) as stage:
-        stage.fleet.add("w0")
-        stage.fleet.add("w1")
-        answer = await stage.router.Route(asked(traceparent=PARENT.header()))
+    async with served("w0", "w1", tracing=kept.tracing) as stage:
+        answer = await stage.route(traceparent=PARENT.header())
     assert kept.names() == [*STAGES, "kvroute.route"]
     assert kept.tree() == dict.fromkeys(STAGES, "kvroute.route") | {"kvroute.route": ""}
     route = kept.one("kvroute.route")
@@ -57,9 +39,8 @@ async def test_a_route_has_spans_of_its_stages_and_its_receipt_as_attributes() -
 
 async def test_the_receipt_is_in_the_span_where_the_answer_has_none() -> None:
     kept = Kept()
-    async with served(tracing=kept.tracing) as stage:
-        stage.fleet.add("w0")
-        answer = await stage.router.Route(asked(traceparent=PARENT.header(), omit_receipt=True))
+    async with served("w0", tracing=kept.tracing) as stage:
+        answer = await stage.route(traceparent=PARENT.header(), omit_receipt=True)
     assert not answer.HasField("receipt")
     assert kept.one("kvroute.route").attributes["kvroute.policy"] == "dynamo-adaptive"
 
@@ -67,26 +48,23 @@ async def test_the_receipt_is_in_the_span_where_the_answer_has_none() -> None:
 @pytest.mark.parametrize("traceparent", ["", UNSAMPLED, "no traceparent"])
 async def test_other_requests_have_no_span(traceparent: str) -> None:
     kept = Kept(share=1.0)
-    async with served(tracing=kept.tracing) as stage:
-        stage.fleet.add("w0")
-        await stage.router.Route(asked(traceparent=traceparent))
+    async with served("w0", tracing=kept.tracing) as stage:
+        await stage.route(traceparent=traceparent)
     assert kept.spans == []
 
 
 async def test_tracing_stays_on_after_a_reload() -> None:
     kept = Kept()
-    async with served(tracing=kept.tracing, index=NativeIndex()) as stage:
-        stage.fleet.add("w0")
+    async with served("w0", tracing=kept.tracing, index=NativeIndex()) as stage:
         stage.fleet.core.reconfigure(stage.fleet.core.routing)
-        await stage.router.Route(asked(traceparent=PARENT.header()))
+        await stage.route(traceparent=PARENT.header())
     assert "kvroute.route" in kept.names()
 
 
 async def test_the_calls_own_traceparent_comes_before_the_messages() -> None:
     kept = Kept()
     call = PARENT.header().replace("b7ad6b7169203331", "1111111111111111")
-    async with served(tracing=kept.tracing) as stage:
-        stage.fleet.add("w0")
+    async with served("w0", tracing=kept.tracing) as stage:
         for metadata in (call, UNSAMPLED, "nonsense"):
             await stage.router.Route(
                 asked(traceparent=PARENT.header()), metadata=[("traceparent", metadata)]
@@ -97,14 +75,10 @@ async def test_the_calls_own_traceparent_comes_before_the_messages() -> None:
 
 async def test_items_of_a_stream_have_spans_of_their_own() -> None:
     kept = Kept()
-    async with served(tracing=kept.tracing, index=NativeIndex()) as stage:
-        stage.fleet.add("w0")
-        call = stage.router.RouteStream()
-        requests = [asked(), asked(traceparent=PARENT.header())]
-        items = [RouteItem(index=i, request=one) for i, one in enumerate(requests)]
-        await call.write(RouteBatch(items=items))
+    async with served("w0", tracing=kept.tracing, index=NativeIndex()) as stage:
+        call = await stage.stream(asked(), asked(traceparent=PARENT.header()))
         answered = 0
-        while answered < len(items):
+        while answered < 2:
             answered += len((await call.read()).results)
         await call.done_writing()
     assert kept.names() == [*STAGES, "kvroute.route"]
@@ -114,14 +88,11 @@ async def test_a_wait_is_a_span_and_ends_where_the_decision_begins() -> None:
     kept = Kept()
     async with served(queue=QueueSettings(), tracing=kept.tracing) as stage:
         stage.fleet.add("w0", total_slots=1)
-        first = await stage.router.Route(asked())
-        call = stage.router.Route(asked(traceparent=PARENT.header()))
-        await queued(stage, 1)
+        first = await stage.route()
+        call = stage.route(traceparent=PARENT.header())
+        await stage.waits(1)
         stage.fleet.now_s += 0.25
-        step = Progress(
-            reservation_id=first.reservation_id, state=ProgressState.PROGRESS_STATE_FINISHED
-        )
-        await stage.router.Report(ReportRequest(progress=[step]))
+        await stage.report(first.reservation_id)
         await call
     queue, route = kept.one("kvroute.queue"), kept.one("kvroute.route")
     assert queue.ended_s - queue.began_s == pytest.approx(0.25)
@@ -132,23 +103,21 @@ async def test_a_wait_is_a_span_and_ends_where_the_decision_begins() -> None:
 async def test_refusals_and_callers_that_leave_end_their_spans() -> None:
     kept = Kept()
     async with served(queue=QueueSettings(), tracing=kept.tracing) as stage:
-        with pytest.raises(grpc.aio.AioRpcError):
-            await stage.router.Route(asked(traceparent=PARENT.header()))
+        await refusal(stage.route(traceparent=PARENT.header()))
         stage.fleet.add("w0", total_slots=1)
-        await stage.router.Route(asked())
-        call = stage.router.Route(asked(traceparent=PARENT.header()))
-        await queued(stage, 1)
+        await stage.route()
+        call = stage.route(traceparent=PARENT.header())
+        await stage.waits(1)
         call.cancel()
-        await queued(stage, 0)
+        await stage.waits(0)
     errors = [span.error for span in kept.spans if span.name == "kvroute.route"]
     assert errors == ["NO_WORKER", "CANCELLED"]
 
 
 async def test_a_repeated_request_says_so() -> None:
     kept = Kept()
-    async with served(tracing=kept.tracing) as stage:
-        stage.fleet.add("w0")
+    async with served("w0", tracing=kept.tracing) as stage:
         for _ in range(2):
-            await stage.router.Route(asked(traceparent=PARENT.header(), request_id="a"))
+            await stage.route(traceparent=PARENT.header(), request_id="a")
     spans = [span for span in kept.spans if span.name == "kvroute.route"]
     assert [span.attributes.get("kvroute.repeated", False) for span in spans] == [False, True]

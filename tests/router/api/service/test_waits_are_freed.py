@@ -32,16 +32,16 @@ async def full() -> AsyncIterator[tuple[Served, str]]:
     async with served(queue=queue) as stage:
         stage.fleet.core.reservations.memory_window_s = 0.0
         stage.fleet.add("w0", total_slots=1)
-        yield stage, (await stage.router.Route(asked())).reservation_id
+        yield stage, (await stage.route()).reservation_id
 
 
 async def picked(stage: Served, held: str) -> None:
     for _ in range(TIMES):
         before = len(stage.desk.admission)
-        await _report(stage, held)
+        await stage.report(held)
         assert len(stage.desk.admission) == before - 1
         (held,) = [one.id for one in stage.fleet.core.reservations.on_workers([W0])]
-    await _report(stage, held)
+    await stage.report(held)
 
 
 async def timed_out(stage: Served, _held: str) -> None:
@@ -59,7 +59,7 @@ async def cancelled_by_report(stage: Served, _held: str) -> None:
 
 
 async def displaced(stage: Served, _held: str) -> None:
-    calls = [asyncio.ensure_future(stage.router.Route(asked(priority=11))) for _ in range(TIMES)]
+    calls = [asyncio.ensure_future(stage.route(priority=11)) for _ in range(TIMES)]
     await until(
         lambda: stage.desk.admission.queue.counts[Fate.DISPLACED] == TIMES, "all are displaced"
     )
@@ -82,11 +82,6 @@ def name_for(end: End) -> str:
 ENDS = [picked, timed_out, cancelled_by_report, displaced, unserved]
 
 
-async def _report(stage: Served, held: str) -> None:
-    step = router_pb2.Progress(reservation_id=held, state=router_pb2.PROGRESS_STATE_FINISHED)
-    await stage.router.Report(router_pb2.ReportRequest(progress=[step]))
-
-
 async def _ended(call: Any) -> None:
     with suppress(grpc.aio.AioRpcError):
         await call
@@ -96,10 +91,10 @@ async def _ended(call: Any) -> None:
 async def test_a_call_that_waited(end: End) -> None:
     async with full() as (stage, held), freed_at_once(Waiting, Refusal):
         calls = [
-            asyncio.ensure_future(_ended(stage.router.Route(asked(request_id=name_for(end)))))
+            asyncio.ensure_future(_ended(stage.route(request_id=name_for(end))))
             for _ in range(TIMES)
         ]
-        await until(lambda: len(stage.desk.admission) == TIMES, "all wait")
+        await stage.waits(TIMES)
         await end(stage, held)
         await asyncio.gather(*calls)
         stage.fleet.tick()
@@ -108,13 +103,9 @@ async def test_a_call_that_waited(end: End) -> None:
 @pytest.mark.parametrize("end", ENDS)
 async def test_an_item_that_waited(end: End) -> None:
     async with full() as (stage, held), freed_at_once(Waiting, Refusal):
-        stream = stage.router.RouteStream()
-        items = [
-            router_pb2.RouteItem(index=index, request=asked(request_id=name_for(end)))
-            for index in range(1, TIMES + 1)
-        ]
-        await stream.write(router_pb2.RouteBatch(items=items))
-        await until(lambda: len(stage.desk.admission) == TIMES, "all wait")
+        requests = [asked(request_id=name_for(end)) for _ in range(TIMES)]
+        stream = await stage.stream(*requests)
+        await stage.waits(TIMES)
         await end(stage, held)
         await stream.done_writing()
         while await stream.read() is not grpc.aio.EOF:
@@ -124,11 +115,11 @@ async def test_an_item_that_waited(end: End) -> None:
 
 async def test_a_caller_that_is_gone() -> None:
     async with full() as (stage, _held), freed_at_once(Waiting, Refusal):
-        calls = [stage.router.Route(asked()) for _ in range(TIMES)]
-        await until(lambda: len(stage.desk.admission) == TIMES, "all wait")
+        calls = [stage.route() for _ in range(TIMES)]
+        await stage.waits(TIMES)
         for call in calls:
             call.cancel()
-        await until(lambda: not len(stage.desk.admission), "none waits")
+        await stage.waits(0)
         del calls, call
 
 
@@ -139,15 +130,15 @@ async def test_a_caller_whose_deadline_is_over() -> None:
             for _ in range(TIMES)
         ]
         await asyncio.gather(*calls)
-        await until(lambda: not len(stage.desk.admission), "none waits")
+        await stage.waits(0)
 
 
 async def test_a_newcomer_that_is_refused() -> None:
     async with full() as (stage, _held):
-        calls = [stage.router.Route(asked()) for _ in range(TIMES)]
-        await until(lambda: len(stage.desk.admission) == TIMES, "all wait")
+        calls = [stage.route() for _ in range(TIMES)]
+        await stage.waits(TIMES)
         async with freed_at_once(Waiting, Refusal):
             for _ in range(TIMES):
-                await _ended(stage.router.Route(asked()))
+                await _ended(stage.route())
         for call in calls:
             call.cancel()

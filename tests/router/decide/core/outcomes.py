@@ -6,7 +6,6 @@ import pytest
 
 from indexer.identity import WorkerKey
 from router.config.settings.routing_settings import GuardSettings
-from router.decide.core.progress import Progress, ProgressResult, ProgressState
 from router.decide.decision.decision import Decision, Overlap
 from router.request.prompt import Prompt
 from router.request.refusal import Refusal
@@ -20,19 +19,15 @@ def overlaps(decision: Decision) -> list[Overlap]:
     return [decision.overlap(row) for row in range(len(decision.rows))]
 
 
-def decide(fleet: Fleet, asked: Prompt, **about: Any) -> Decision:
-    return fleet.core.decide(fleet.request(asked, **about), fleet.now_s)
-
-
 def overlap(fleet: Fleet, asked: Prompt) -> Overlap:
     """Of the only worker."""
-    (told,) = overlaps(decide(fleet, asked))
+    (told,) = overlaps(fleet.decide(asked))
     return told
 
 
 def overlap_of(fleet: Fleet, asked: Prompt, key: WorkerKey) -> Overlap:
     """Of one worker among several."""
-    decision = decide(fleet, asked, model="m")
+    decision = fleet.decide(asked, model="m")
     return decision.overlap(decision.rows.workers.index(key))
 
 
@@ -47,7 +42,7 @@ def refused(fleet: Fleet, asked: Prompt, **about: Any) -> Refusal:
 
 def excluded(fleet: Fleet, asked: Prompt, **about: Any) -> dict[str, str]:
     """Worker -> why it can't be picked; those that can are left out."""
-    decision = decide(fleet, asked, **about)
+    decision = fleet.decide(asked, **about)
     rows = zip(decision.rows.workers, decision.excluded, strict=True)
     not_live = ((source.key, reason) for source, reason in decision.not_live)
     return {key.worker_id: reason for key, reason in (*rows, *not_live) if reason}
@@ -56,7 +51,3 @@ def excluded(fleet: Fleet, asked: Prompt, **about: Any) -> dict[str, str]:
 def snapshot(fleet: Fleet) -> object:
     core = fleet.core
     return fleet.loads(), repr(core.reservations), core.endings.total(), dict(core.fleet.drained)
-
-
-def report(fleet: Fleet, reservation_id: str, state: str, **told: Any) -> ProgressResult:
-    return fleet.core.report(Progress(reservation_id, ProgressState(state), **told), fleet.now_s)

@@ -20,15 +20,13 @@ from router.fleet.reservations.reservations import (
 from router.request.prompt import Prompt
 from router.request.refusal import Reason
 from router.request.request import Role
-from tests.router.decide.core.outcomes import decide, refused, report, snapshot
+from tests.router.decide.core.outcomes import refused, snapshot
 from tests.stage.fleet import Fleet, prompt
 
 
 class TestIdempotency:
     def test_the_same_id_and_prompt_get_the_same_answer_and_reserve_once(self) -> None:
-        fleet = Fleet()
-        for i in range(4):
-            fleet.add(f"w{i}")
+        fleet = Fleet("w0", "w1", "w2", "w3")
         first = fleet.route(prompt(50), request_id="x")
         before = snapshot(fleet)
         for _ in range(5):
@@ -50,18 +48,16 @@ class TestIdempotency:
     def test_an_id_that_was_used_for_something_else_is_refused(
         self, asked: Prompt, about: dict[str, Any]
     ) -> None:
-        fleet = Fleet()
-        fleet.add("w0")
+        fleet = Fleet("w0")
         fleet.route(prompt(50), request_id="x")
         refusal = refused(fleet, asked, request_id="x", **about)
         assert refusal.reason is Reason.REQUEST_ID_REUSED
         assert "'x'" in refusal.message
 
     def test_a_finished_request_is_remembered_for_the_window(self) -> None:
-        fleet = Fleet(lease_s=40.0)
-        fleet.add("w0")
+        fleet = Fleet("w0", lease_s=40.0)
         first = fleet.route(prompt(8), request_id="x").reservation
-        report(fleet, first.id, "finished")
+        fleet.report(first, "finished")
         fleet.turn(59)
         again = fleet.core.route(fleet.request(prompt(8), request_id="x"), fleet.now_s)
         assert again == Repeated(first)
@@ -71,20 +67,17 @@ class TestIdempotency:
 
     @pytest.mark.parametrize("failure", [one for one in Ending if one.name.startswith("FAILED")])
     def test_a_failed_request_is_routed_anew(self, failure: Ending) -> None:
-        fleet = Fleet(policy="round-robin")
-        fleet.add("w0")
-        fleet.add("w1")
+        fleet = Fleet("w0", "w1", policy="round-robin")
         first = fleet.route(prompt(8), request_id="x").reservation
-        report(fleet, first.id, "failed", failure=failure)
+        fleet.report(first, "failed", failure=failure)
         second = fleet.route(prompt(8), request_id="x").reservation
         assert second.worker != first.worker
         assert sum(requests for requests, _, _ in fleet.loads().values()) == 1
-        assert report(fleet, first.id, "failed", failure=failure) is ProgressResult.UNCHANGED
+        assert fleet.report(first, "failed", failure=failure) is ProgressResult.UNCHANGED
         assert second.ended is None
 
     def test_a_request_whose_lease_or_worker_went_is_routed_anew(self) -> None:
-        fleet = Fleet(lease_s=10.0)
-        fleet.add("w0")
+        fleet = Fleet("w0", lease_s=10.0)
         first = fleet.route(prompt(8), request_id="x").reservation
         fleet.turn(10)
         assert first.ended is Ending.EXPIRED
@@ -96,8 +89,7 @@ class TestIdempotency:
         assert third.worker.worker_id == "w1"
 
     def test_asking_again_begins_the_lease_anew(self) -> None:
-        fleet = Fleet(lease_s=10.0)
-        fleet.add("w0")
+        fleet = Fleet("w0", lease_s=10.0)
         first = fleet.route(prompt(8), request_id="x").reservation
         fleet.turn(9)
         fleet.core.route(fleet.request(prompt(8), request_id="x"), fleet.now_s)
@@ -107,8 +99,7 @@ class TestIdempotency:
         assert first.ended is Ending.EXPIRED
 
     def test_reservation_ids_name_their_replica_and_never_repeat(self) -> None:
-        fleet = Fleet(replica="router-7")
-        fleet.add("w0")
+        fleet = Fleet("w0", replica="router-7")
         ids = [fleet.route(prompt(8)).reservation.id for _ in range(20)]
         assert len(set(ids)) == 20
         assert all(one.startswith("router-7-") for one in ids)
@@ -125,62 +116,62 @@ class TestReports:
 
     def test_prefill_tokens_count_until_the_prompt_is_computed(self) -> None:
         fleet, held = self.one()
-        assert report(fleet, held.id, "prefill_done") is ProgressResult.APPLIED
+        assert fleet.report(held, "prefill_done") is ProgressResult.APPLIED
         assert fleet.loads() == {held.worker: (1, 7, 0)}
-        assert report(fleet, held.id, "prefill_done") is ProgressResult.UNCHANGED
+        assert fleet.report(held, "prefill_done") is ProgressResult.UNCHANGED
         assert fleet.loads() == {held.worker: (1, 7, 0)}
 
     def test_output_shows_that_the_prompt_is_computed_though_nobody_told(self) -> None:
         fleet, held = self.one()
-        report(fleet, held.id, "running")
+        fleet.report(held, "running")
         assert fleet.loads() == {held.worker: (1, 7, 68)}
-        assert report(fleet, held.id, "running", output_tokens=1) is ProgressResult.APPLIED
+        assert fleet.report(held, "running", output_tokens=1) is ProgressResult.APPLIED
         assert fleet.loads() == {held.worker: (1, 7, 0)}
 
     @pytest.mark.parametrize("state", ["finished", "failed"])
     def test_an_end_frees_all_of_it_once(self, state: str) -> None:
         fleet, held = self.one()
-        assert report(fleet, held.id, state) is ProgressResult.APPLIED
+        assert fleet.report(held, state) is ProgressResult.APPLIED
         assert fleet.loads() == {}
-        assert report(fleet, held.id, state) is ProgressResult.UNCHANGED
-        assert report(fleet, held.id, "prefill_done") is ProgressResult.UNCHANGED
+        assert fleet.report(held, state) is ProgressResult.UNCHANGED
+        assert fleet.report(held, "prefill_done") is ProgressResult.UNCHANGED
         assert fleet.loads() == {}
         assert fleet.core.endings.total() == 1
 
     def test_a_later_state_is_not_undone_by_an_earlier_one(self) -> None:
         fleet, held = self.one()
-        report(fleet, held.id, "finished")
-        assert report(fleet, held.id, "running", output_tokens=3) is ProgressResult.APPLIED
+        fleet.report(held, "finished")
+        assert fleet.report(held, "running", output_tokens=3) is ProgressResult.APPLIED
         assert held.output_tokens == 3, "a count may come late"
         assert held.ended is Ending.FINISHED
         assert fleet.loads() == {}
 
     def test_counts_are_cumulative(self) -> None:
         fleet, held = self.one()
-        assert report(fleet, held.id, "running", output_tokens=5) is ProgressResult.APPLIED
-        assert report(fleet, held.id, "running", output_tokens=5) is ProgressResult.UNCHANGED
-        assert report(fleet, held.id, "running", output_tokens=3) is ProgressResult.UNCHANGED
+        assert fleet.report(held, "running", output_tokens=5) is ProgressResult.APPLIED
+        assert fleet.report(held, "running", output_tokens=5) is ProgressResult.UNCHANGED
+        assert fleet.report(held, "running", output_tokens=3) is ProgressResult.UNCHANGED
         assert held.output_tokens == 5
 
     def test_cached_tokens_are_learned_once(self) -> None:
         fleet, held = self.one()
-        report(fleet, held.id, "prefill_done", cached_tokens=48)
-        report(fleet, held.id, "finished", cached_tokens=48)
+        fleet.report(held, "prefill_done", cached_tokens=48)
+        fleet.report(held, "finished", cached_tokens=48)
         told = fleet.core.fleet.cache_reports[held.worker]
         assert (told.predicted, told.reported) == (32, 48)
 
     def test_cached_tokens_beyond_the_prompt_are_not_believed(self) -> None:
         fleet, held = self.one()
-        report(fleet, held.id, "finished", cached_tokens=(1 << 32) - 1)
+        fleet.report(held, "finished", cached_tokens=(1 << 32) - 1)
         assert held.cached_tokens == 100
         assert fleet.core.fleet.cache_reports[held.worker].reported == 100
 
     def test_a_late_report_leaves_no_trace_of_a_worker_that_is_gone(self) -> None:
         fleet, held = self.one()
-        report(fleet, fleet.route(prompt(20)).reservation.id, "finished", cached_tokens=0)
+        fleet.report(fleet.route(prompt(20)).reservation, "finished", cached_tokens=0)
         assert held.worker in fleet.core.fleet.cache_reports
         fleet.core.remove("w0", 60.0, fleet.now_s)
-        assert report(fleet, held.id, "finished", cached_tokens=32) is ProgressResult.UNKNOWN
+        assert fleet.report(held, "finished", cached_tokens=32) is ProgressResult.UNKNOWN
         assert fleet.core.fleet.cache_reports == {}
         assert fleet.core.fleet.loads == {}
 
@@ -188,15 +179,15 @@ class TestReports:
         fleet, _ = self.one()
         before = snapshot(fleet)
         for state in ProgressState:
-            assert report(fleet, "elsewhere-1", state) is ProgressResult.UNKNOWN
+            assert fleet.report("elsewhere-1", state) is ProgressResult.UNKNOWN
         assert snapshot(fleet) == before
 
     def test_who_reports_on_an_expired_one_learns_that_it_holds_nothing(self) -> None:
         fleet, held = self.one()
         fleet.turn(10)
         assert held.ended is Ending.EXPIRED
-        assert report(fleet, held.id, "running") is ProgressResult.UNKNOWN
-        assert report(fleet, held.id, "finished") is ProgressResult.UNKNOWN
+        assert fleet.report(held, "running") is ProgressResult.UNKNOWN
+        assert fleet.report(held, "finished") is ProgressResult.UNKNOWN
         assert fleet.loads() == {}
 
     @pytest.mark.parametrize("state", ["running", "prefill_done"])
@@ -204,7 +195,7 @@ class TestReports:
         fleet, held = self.one()
         for _ in range(5):
             fleet.turn(9)
-            report(fleet, held.id, state)
+            fleet.report(held, state)
         assert held.ended is None
         fleet.turn(10)
         assert held.ended is Ending.EXPIRED
@@ -267,13 +258,11 @@ class TestReports:
 
 class TestDeciding:
     def test_deciding_changes_nothing(self) -> None:
-        fleet = Fleet()
-        for i in range(4):
-            fleet.add(f"w{i}")
+        fleet = Fleet("w0", "w1", "w2", "w3")
         fleet.route(prompt(50))
         before = snapshot(fleet)
         for _ in range(10):
-            decide(fleet, prompt(60))
+            fleet.decide(prompt(60))
         assert snapshot(fleet) == before
 
     def test_order_is_the_pick_and_the_next_best(self) -> None:
@@ -281,7 +270,7 @@ class TestDeciding:
         asked = prompt(200)
         for i, tokens in enumerate([32, 96, 0, 160, 64]):
             fleet.cache(fleet.add(f"w{i}"), asked, tokens)
-        decision = decide(fleet, asked)
+        decision = fleet.decide(asked)
         assert [decision.rows.workers[row].worker_id for row in decision.order] == [
             "w3",
             "w1",
@@ -290,25 +279,21 @@ class TestDeciding:
         assert decision.tied == 1
 
     def test_there_is_a_runner_up_even_if_answers_carry_no_alternatives(self) -> None:
-        fleet = Fleet(alternatives=0)
-        fleet.add("w0")
-        fleet.add("w1")
-        assert len(decide(fleet, prompt(8)).order) == 2
+        fleet = Fleet("w0", "w1", alternatives=0)
+        assert len(fleet.decide(prompt(8)).order) == 2
 
     def test_stages_are_marked_in_order(self) -> None:
-        fleet = Fleet()
-        fleet.add("w0")
+        fleet = Fleet("w0")
         marks: list[str] = []
         fleet.core.route(fleet.request(prompt(8)), fleet.now_s, marks.append)
         assert marks == ["hash", "match", "cost"]
 
-    def test_exclusions_count_every_worker_that_cannot_be_picked(self) -> None:
-        fleet = Fleet()
+    def test_exclusions_count_every_worker_that_cannot_be_picked(self, fleet: Fleet) -> None:
         for i in range(5):
             fleet.add(f"w{i}", role="decode" if i < 2 else "both")
         fleet.say(WorkerKey("w2", 0), healthy=False)
         fleet.core.drain("w3")
-        assert decide(fleet, prompt(8)).exclusions() == {
+        assert fleet.decide(prompt(8)).exclusions() == {
             "role is decode": 2,
             "engine not answering": 1,
             "drained": 1,
@@ -327,7 +312,7 @@ class TestChances:
         fleet.core.drain("d")
         picks: Counter[str] = Counter()
         for _ in range(400):
-            decision = fleet.core.decide(fleet.request(prompt(8), policy="drawn"), fleet.now_s)
+            decision = fleet.decide(prompt(8), policy="drawn")
             names = [decision.rows.workers[row].worker_id for row in decision.order]
             picks[names[0]] += 1
             assert names == {"b": ["b", "a", "c"], "c": ["c", "a", "b"]}[names[0]]

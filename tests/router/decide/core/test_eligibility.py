@@ -4,17 +4,15 @@ import pytest
 
 from events.feed.stream import StreamState
 from router.decide.core.core import DRAINED_MAX
-from router.decide.core.progress import Progress, ProgressState
 from router.fleet.reservations.reservations import Ending
 from router.request.refusal import Reason
 from router.request.request import Role
-from tests.router.decide.core.outcomes import decide, excluded, refused
+from tests.router.decide.core.outcomes import excluded, refused
 from tests.stage.fleet import Fleet, prompt
 
 
 class TestEligibility:
-    def test_labels_must_all_be_there(self) -> None:
-        fleet = Fleet()
+    def test_labels_must_all_be_there(self, fleet: Fleet) -> None:
         fleet.add("a", labels={"zone": "north", "gpu": "h100"})
         fleet.add("b", labels={"zone": "south", "gpu": "h100"})
         fleet.add("c")
@@ -26,21 +24,15 @@ class TestEligibility:
         assert fleet.picked(prompt(8), required_labels=wanted) == "b"
 
     def test_allowed_and_excluded_workers_are_honoured_and_exclusion_wins(self) -> None:
-        fleet = Fleet()
-        for name in "abc":
-            fleet.add(name)
-        both = {
-            "allowed_workers": frozenset("ab"),
-            "excluded_workers": frozenset("a"),
-        }
+        fleet = Fleet("a", "b", "c")
+        both = {"allowed_workers": frozenset("ab"), "excluded_workers": frozenset("a")}
         assert excluded(fleet, prompt(8), **both) == {
             "a": "excluded by the request",
             "c": "not among the allowed",
         }
         assert fleet.picked(prompt(8), **both) == "b"
 
-    def test_an_excluded_engine_is_excluded_with_all_its_ranks(self) -> None:
-        fleet = Fleet()
+    def test_an_excluded_engine_is_excluded_with_all_its_ranks(self, fleet: Fleet) -> None:
         for rank in range(2):
             fleet.add("a", rank)
         fleet.add("b")
@@ -55,17 +47,14 @@ class TestEligibility:
             (Role.DECODE, {"both", "decode"}),
         ],
     )
-    def test_roles(self, role: Role, fit: set[str]) -> None:
-        fleet = Fleet()
+    def test_roles(self, role: Role, fit: set[str], fleet: Fleet) -> None:
         for name in ("both", "prefill", "decode"):
             fleet.add(name, role=name)
         unfit = excluded(fleet, prompt(8), role=role)
         assert unfit == {name: f"role is {name}" for name in {"both", "prefill", "decode"} - fit}
 
     def test_a_drained_worker_gets_nothing_new_until_it_is_undrained(self) -> None:
-        fleet = Fleet()
-        for name in "ab":
-            fleet.add(name)
+        fleet = Fleet("a", "b")
         assert fleet.core.drain("a") == 1
         assert {fleet.picked(prompt(8)) for _ in range(8)} == {"b"}
         assert fleet.core.undrain("a") == 1
@@ -80,15 +69,13 @@ class TestEligibility:
         assert held.ended is None
         assert refused(fleet, prompt(8)).reason is Reason.NO_ELIGIBLE_WORKER
 
-    def test_a_worker_may_be_drained_before_it_is_known(self) -> None:
-        fleet = Fleet()
+    def test_a_worker_may_be_drained_before_it_is_known(self, fleet: Fleet) -> None:
         assert fleet.core.drain("a") == 0
         fleet.add("a")
         assert excluded(fleet, prompt(8)) == {"a": "drained"}
 
     def test_at_the_bound_a_drained_worker_that_is_there_stays_drained(self) -> None:
-        fleet = Fleet()
-        fleet.add("a")
+        fleet = Fleet("a")
         fleet.core.drain("a")
         for i in range(DRAINED_MAX + 5):
             fleet.core.drain(f"gone-{i}")
@@ -98,8 +85,7 @@ class TestEligibility:
         assert "gone-0" not in fleet.core.fleet.drained
         assert f"gone-{DRAINED_MAX + 4}" in fleet.core.fleet.drained
 
-    def test_prompt_and_expected_output_must_fit(self) -> None:
-        fleet = Fleet()
+    def test_prompt_and_expected_output_must_fit(self, fleet: Fleet) -> None:
         fleet.add("small", max_model_len=100)
         fleet.add("large", max_model_len=5000)
         fleet.add("unknown", max_model_len=0)
@@ -110,8 +96,7 @@ class TestEligibility:
             "small": "prompt too long"
         }
 
-    def test_more_than_4096_tokens_of_output_are_not_believed(self) -> None:
-        fleet = Fleet()
+    def test_more_than_4096_tokens_of_output_are_not_believed(self, fleet: Fleet) -> None:
         fleet.add("w0", max_model_len=4100)
         assert excluded(fleet, prompt(4), expected_output_tokens=1 << 31) == {}
         assert excluded(fleet, prompt(5), expected_output_tokens=1 << 31) != {}
@@ -122,14 +107,12 @@ class TestEligibility:
         assert excluded(fleet, prompt(50)) == {}
         assert excluded(fleet, prompt(51)) == {"w0": "prompt too long"}
 
-    def test_a_worker_without_a_heartbeat_is_nobodys(self) -> None:
-        fleet = Fleet()
+    def test_a_worker_without_a_heartbeat_is_nobodys(self, fleet: Fleet) -> None:
         key = fleet.add("w0")
         fleet.view.sources[key].heartbeat = None
         assert refused(fleet, prompt(8)).reason is Reason.NO_WORKER
 
-    def test_a_sleeping_engine_gets_nothing_until_it_wakes(self) -> None:
-        fleet = Fleet()
+    def test_a_sleeping_engine_gets_nothing_until_it_wakes(self, fleet: Fleet) -> None:
         tired, well = fleet.add("tired"), fleet.add("well")
         fleet.say(tired, healthy=False, asleep=True)
         assert excluded(fleet, prompt(8)) == {"tired": "engine asleep"}
@@ -142,9 +125,8 @@ class TestEligibility:
         assert excluded(fleet, prompt(8)) == {"well": "engine asleep"}
 
     def test_an_unhealthy_heartbeat_takes_a_worker_out_at_once_and_a_healthy_one_back_in(
-        self,
+        self, fleet: Fleet
     ) -> None:
-        fleet = Fleet()
         sick, well = fleet.add("sick"), fleet.add("well")
         fleet.say(sick, healthy=False)
         assert excluded(fleet, prompt(8)) == {"sick": "engine not answering"}
@@ -186,13 +168,12 @@ class TestSilence:
         fleet.turn(1)
         assert fleet.picked(asked) == "stops"
 
-    def test_when_most_go_silent_at_once_they_are_routed_to_by_load(self) -> None:
-        fleet = Fleet()
+    def test_when_most_go_silent_at_once_they_are_routed_to_by_load(self, fleet: Fleet) -> None:
         asked = prompt(100)
         keys = [fleet.add(f"w{i}") for i in range(6)]
         fleet.cache(keys[0], asked)
         fleet.turn(5, silent=keys)
-        decision = decide(fleet, asked)
+        decision = fleet.decide(asked)
         assert len(decision.rows) == 6
         assert decision.rows.trust.tolist() == [0] * 6
 
@@ -207,24 +188,22 @@ class TestSilence:
             picks = [fleet.route(prompt(100)).reservation for _ in range(40)]
             assert {one.worker for one in picks} <= set(keys[5:])
             for one in picks:
-                fleet.core.report(Progress(one.id, ProgressState.FINISHED), fleet.now_s)
+                fleet.report(one, "finished")
         assert set(fleet.view.sources) == set(keys), "nobody is forgotten early"
 
-    def test_those_that_beat_and_are_full_are_waited_for(self) -> None:
-        fleet = Fleet()
+    def test_those_that_beat_and_are_full_are_waited_for(self, fleet: Fleet) -> None:
         keys = [fleet.add(f"w{i}", total_slots=2) for i in range(6)]
         fleet.turn(5, silent=keys[:4])
         for key in keys[4:]:
             fleet.say(key, running=2)
         assert refused(fleet, prompt(100)).reason is Reason.ALL_WORKERS_FULL
 
-    def test_the_silent_are_tried_for_what_none_that_beats_may_take(self) -> None:
-        fleet = Fleet()
+    def test_the_silent_are_tried_for_what_none_that_beats_may_take(self, fleet: Fleet) -> None:
         keys = [fleet.add(f"w{i}", labels={"zone": "ab"[i < 4]}) for i in range(6)]
         fleet.turn(5, silent=keys[:4])
         pick = fleet.route(prompt(100), required_labels={"zone": "b"})
         assert pick.reservation.worker in keys[:4]
-        decision = decide(fleet, prompt(100))
+        decision = fleet.decide(prompt(100))
         assert [source.key for source in decision.sources] == keys[4:]
         for key in keys[4:]:
             fleet.core.drain(key.worker_id)
@@ -232,15 +211,13 @@ class TestSilence:
         fleet.core.undrain(keys[4].worker_id)
         assert fleet.route(prompt(100)).reservation.worker == keys[4]
 
-    def test_silence_of_a_minority_is_no_last_resort(self) -> None:
-        fleet = Fleet()
+    def test_silence_of_a_minority_is_no_last_resort(self, fleet: Fleet) -> None:
         keys = [fleet.add(f"w{i}", labels={"zone": "ab"[i < 2]}) for i in range(6)]
         fleet.turn(5, silent=keys[:2])
         refusal = refused(fleet, prompt(100), required_labels={"zone": "b"})
         assert refusal.reason is Reason.NO_ELIGIBLE_WORKER
 
-    def test_of_a_pair_each_half_prefers_those_that_beat(self) -> None:
-        fleet = Fleet()
+    def test_of_a_pair_each_half_prefers_those_that_beat(self, fleet: Fleet) -> None:
         about = {"kv_connector": "NixlConnector", "kv_engine_id": "e"}
         keys = [fleet.add(f"p{i}", role="prefill", **about) for i in range(3)]
         decodes = [fleet.add(f"d{i}", role="decode", **about) for i in range(2)]
@@ -253,8 +230,7 @@ class TestSilence:
         assert found.prefill is not None
         assert found.prefill.worker in keys
 
-    def test_a_worker_whose_heartbeats_cant_be_read_comes_last(self) -> None:
-        fleet = Fleet()
+    def test_a_worker_whose_heartbeats_cant_be_read_comes_last(self, fleet: Fleet) -> None:
         told, untold = fleet.add("told"), fleet.add("untold")
         fleet.cache(untold, prompt(100))
         for _ in range(4):
@@ -276,8 +252,7 @@ class TestSilence:
         assert fleet.core.fleet.warnings(source, fleet.now_s) == []
         assert not fleet.core.fleet.last_resort(source)
 
-    def test_a_removed_worker_ends_its_reservations_and_stays_away(self) -> None:
-        fleet = Fleet()
+    def test_a_removed_worker_ends_its_reservations_and_stays_away(self, fleet: Fleet) -> None:
         key = fleet.add("w0")
         held = fleet.route(prompt(100)).reservation
         assert fleet.core.remove("w0", 0.0, fleet.now_s) == 1
@@ -303,8 +278,7 @@ class TestSilence:
 
 
 class TestLoadSamples:
-    def test_the_age_of_a_sample_is_by_the_relays_clock_alone(self) -> None:
-        fleet = Fleet()
+    def test_the_age_of_a_sample_is_by_the_relays_clock_alone(self, fleet: Fleet) -> None:
         key = fleet.add("w0")
         fleet.turn(1)
         fleet.now_s += 1
@@ -319,8 +293,7 @@ class TestLoadSamples:
         fleet.say(key, running=4, sampled_at_s=ahead_s - 0.5, sent_at_s=ahead_s)
         assert load.active_requests() == 4
 
-    def test_a_heartbeat_without_a_sample_changes_no_load(self) -> None:
-        fleet = Fleet()
+    def test_a_heartbeat_without_a_sample_changes_no_load(self, fleet: Fleet) -> None:
         key = fleet.add("w0", sampled_at_s=None, running=9)
         assert fleet.core.fleet.load_of(key).running == 0
         assert fleet.core.fleet.load_of(key).sampled_at_s is None

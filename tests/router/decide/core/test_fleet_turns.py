@@ -71,6 +71,12 @@ class Stage:
         self.admission.dispatch(self.fleet.now_s)
         return waiter
 
+    def waits(self) -> Waiter:
+        """A request of low priority that waits."""
+        waiter = self.come()
+        assert waiter is not None
+        return waiter
+
     def running(self, count: int) -> None:
         """The engine says how many requests run there, ours not among them."""
         self.fleet.say(self.worker, running=count)
@@ -87,8 +93,7 @@ class Stage:
 
 def test_a_place_is_left_to_a_replicas_higher_band_until_it_waits_no_longer() -> None:
     stage = Stage()
-    low = stage.come()
-    assert low is not None
+    low = stage.waits()
     stage.hear(HIGH)
     assert stage.held_by() == ["room"]
     stage.running(1)
@@ -105,8 +110,7 @@ def test_a_newcomer_takes_no_place_of_a_replicas_request_either() -> None:
     assert not stage.admission.fleet_turns.is_contended
     stage.hear(HIGH)
     assert stage.admission.fleet_turns.is_contended
-    low = stage.come()
-    assert low is not None
+    low = stage.waits()
     assert low.waits, "the one place is the other replica's"
     stage.running(0)
     assert not low.waits, "the second is not"
@@ -121,8 +125,7 @@ def test_a_request_that_may_not_wait_takes_the_place_at_once() -> None:
 
 def test_room_that_a_replica_leaves_is_taken_after_a_while() -> None:
     stage = Stage()
-    low = stage.come()
-    assert low is not None
+    low = stage.waits()
     stage.hear(HIGH)
     stage.running(1)
     stage.pass_time(0.5 * HOLD_S)
@@ -151,8 +154,7 @@ def test_a_silent_replica_holds_nothing() -> None:
 
 def test_demand_for_another_pool_holds_nothing() -> None:
     stage = Stage()
-    low = stage.come()
-    assert low is not None
+    low = stage.waits()
     stage.hear(HIGH._replace(model="n"), HIGH._replace(role="prefill"), HIGH._replace(role="odd"))
     stage.running(1)
     assert not low.waits
@@ -195,8 +197,7 @@ def test_pools_of_replicas_are_bounded() -> None:
 
 def test_other_bands_by_a_reload_begin_from_nothing() -> None:
     stage = Stage()
-    low = stage.come()
-    assert low is not None
+    low = stage.waits()
     stage.hear(HIGH)
     stage.running(1)
     assert low.waits

@@ -11,8 +11,7 @@ from tests.stage.fleet import Fleet, prompt
 
 
 class TestModels:
-    def test_a_request_goes_to_workers_of_its_model(self) -> None:
-        fleet = Fleet()
+    def test_a_request_goes_to_workers_of_its_model(self, fleet: Fleet) -> None:
         fleet.add("a", model="alpha")
         fleet.add("b", model="beta", model_aliases=("b",))
         for _ in range(4):
@@ -20,13 +19,11 @@ class TestModels:
             assert fleet.picked(prompt(8), model="beta") == "b"
             assert fleet.picked(prompt(8), model="b") == "b"
 
-    def test_a_fleet_of_one_model_needs_no_name(self) -> None:
-        fleet = Fleet()
+    def test_a_fleet_of_one_model_needs_no_name(self, fleet: Fleet) -> None:
         fleet.add("a", model="alpha")
         assert fleet.picked(prompt(8)) == "a"
 
-    def test_a_fleet_of_several_models_does(self) -> None:
-        fleet = Fleet()
+    def test_a_fleet_of_several_models_does(self, fleet: Fleet) -> None:
         fleet.add("a", model="alpha")
         fleet.add("b", model="beta")
         refusal = refused(fleet, prompt(8))
@@ -35,8 +32,7 @@ class TestModels:
             "this fleet serves 2 models, so the request must name one: alpha, beta"
         )
 
-    def test_a_worker_that_has_not_told_its_model_makes_no_second_one(self) -> None:
-        fleet = Fleet()
+    def test_a_worker_that_has_not_told_its_model_makes_no_second_one(self, fleet: Fleet) -> None:
         fleet.add("a", model="alpha")
         fleet.add("new", model="")
         for _ in range(4):
@@ -61,8 +57,7 @@ class TestModels:
         fleet.add("b", model="meta/llama")
         assert {fleet.picked(prompt(8)) for _ in range(8)} == {"a", "b"}
 
-    def test_a_lora_is_a_model_and_salts_the_prompt(self) -> None:
-        fleet = Fleet()
+    def test_a_lora_is_a_model_and_salts_the_prompt(self, fleet: Fleet) -> None:
         base, tuned = fleet.add("base"), fleet.add("tuned", lora_names=("ad", "bc"))
         with_lora = prompt(100, lora_name="ad")
         fleet.cache(base, prompt(100))
@@ -78,8 +73,7 @@ class TestModels:
         fleet.add("a", lora_names=("ad",))
         assert fleet.core.fleet.lora_of("alias") == fleet.core.fleet.lora_of("tuned") == "ad"
 
-    def test_a_named_lora_goes_where_it_is_loaded_or_may_be(self) -> None:
-        fleet = Fleet()
+    def test_a_named_lora_goes_where_it_is_loaded_or_may_be(self, fleet: Fleet) -> None:
         fleet.add("has", lora_names=("ad",))
         fleet.add("has-not", lora_names=("bc",))
         fleet.add("loads-any")
@@ -87,8 +81,7 @@ class TestModels:
             "has-not": "LoRA not loaded"
         }
 
-    def test_a_lora_that_is_loaded_nowhere_goes_where_it_may_be_loaded(self) -> None:
-        fleet = Fleet()
+    def test_a_lora_that_is_loaded_nowhere_goes_where_it_may_be_loaded(self, fleet: Fleet) -> None:
         fleet.add("fixed", lora_names=("bc",))
         loads = fleet.add("loads", lora_names=("bc",), loads_loras=True)
         with_lora = prompt(100, lora_name="new")
@@ -130,9 +123,8 @@ class TestModels:
         assert refusal.message.endswith("is named beside its model (lora_name)")
 
     def test_a_lora_that_was_evicted_is_loaded_once_more_and_a_model_that_is_gone_is_not(
-        self,
+        self, fleet: Fleet
     ) -> None:
-        fleet = Fleet()
         loads = fleet.add("loads", loads_loras=True, lora_names=("ad",))
         gone = fleet.add("gone", model="alpha")
         fleet.say(loads, lora_names=())
@@ -144,11 +136,10 @@ class TestModels:
         fleet.core.fleet.ready = False
         assert refused(fleet, prompt(8), model="unheard").reason is Reason.NO_WORKER
 
-    def test_names_of_loras_to_be_loaded_are_kept_up_to_a_bound(self) -> None:
-        fleet = Fleet()
+    def test_names_of_loras_to_be_loaded_are_kept_up_to_a_bound(self, fleet: Fleet) -> None:
         fleet.add("loads", loads_loras=True)
         for i in range(_POOLS_MAX + 10):
-            fleet.core.decide(fleet.request(prompt(8), model=f"lora-{i}"), fleet.now_s)
+            fleet.decide(prompt(8), model=f"lora-{i}")
             assert len(fleet.core.fleet.pools._pools) <= _POOLS_MAX
 
     def test_serves_says_for_lists_what_pools_are_made_of(self) -> None:

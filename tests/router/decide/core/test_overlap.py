@@ -5,18 +5,15 @@ import pytest
 from events.feed.stream import StreamState
 from indexer.hashing import block_hashes, pack_tokens
 from indexer.identity import Tier, WorkerKey
-from router.decide.core.progress import Progress, ProgressState
 from router.decide.decision.decision import Overlap
 from router.request.prompt import Prompt
-from tests.router.decide.core.outcomes import decide, excluded, overlap, overlaps
+from tests.router.decide.core.outcomes import excluded, overlap, overlaps
 from tests.stage.fleet import Fleet, prompt
 
 
 class TestOverlap:
     def test_a_request_goes_where_its_prefix_is(self) -> None:
-        fleet = Fleet()
-        for i in range(4):
-            fleet.add(f"w{i}")
+        fleet = Fleet("w0", "w1", "w2", "w3")
         asked = prompt(100)
         fleet.cache(WorkerKey("w2", 0), asked)
         pick = fleet.route(asked)
@@ -24,16 +21,14 @@ class TestOverlap:
         assert pick.reservation.predicted_tokens == 96
         assert pick.reservation.new_tokens == 4
 
-    def test_overlap_is_told_by_the_fastest_tier_that_holds_each_block(self) -> None:
-        fleet = Fleet()
+    def test_overlap_is_told_by_the_fastest_tier_that_holds_each_block(self, fleet: Fleet) -> None:
         key, asked = fleet.add("w0"), prompt(100)
         fleet.cache(key, asked, 32, Tier.DEVICE)
         fleet.cache(key, asked, 64, Tier.HOST)
         fleet.cache(key, asked, 80, Tier.DISK)
         assert overlap(fleet, asked) == Overlap(80, 80, 32, 32, 16, 0)
 
-    def test_a_fully_cached_prompt_has_its_last_block_computed_again(self) -> None:
-        fleet = Fleet()
+    def test_a_fully_cached_prompt_has_its_last_block_computed_again(self, fleet: Fleet) -> None:
         key, asked = fleet.add("w0"), prompt(64)
         fleet.cache(key, asked, 48, Tier.DEVICE)
         fleet.cache(key, asked, 64, Tier.HOST)
@@ -44,23 +39,20 @@ class TestOverlap:
         ("tokens", "usable"), [(1, 0), (16, 0), (17, 16), (32, 16), (33, 32), (63, 48), (65, 64)]
     )
     def test_usable_overlap_is_capped_one_token_before_the_end(
-        self, tokens: int, usable: int
+        self, tokens: int, usable: int, fleet: Fleet
     ) -> None:
-        fleet = Fleet()
         fleet.cache(fleet.add("w0"), prompt(1000))
         told = overlap(fleet, prompt(tokens))
         assert told.usable == usable == (tokens - 1) // 16 * 16
         assert told.raw == tokens // 16 * 16
 
-    def test_overlap_never_crosses_a_hole(self) -> None:
-        fleet = Fleet()
+    def test_overlap_never_crosses_a_hole(self, fleet: Fleet) -> None:
         key, asked = fleet.add("w0"), prompt(100)
         hashes = asked.prefixes(16)
         fleet.store(key, hashes[[0, 1, 3, 4]])
         assert overlap(fleet, asked).raw == 32
 
-    def test_what_is_removed_or_cleared_overlaps_no_more(self) -> None:
-        fleet = Fleet()
+    def test_what_is_removed_or_cleared_overlaps_no_more(self, fleet: Fleet) -> None:
         key, asked = fleet.add("w0"), prompt(100)
         fleet.cache(key, asked)
         fleet.remove(key, asked.prefixes(16)[4:])
@@ -68,36 +60,32 @@ class TestOverlap:
         fleet.clear(key)
         assert overlap(fleet, asked).usable == 0
 
-    def test_pools_of_different_block_sizes_are_compared_in_tokens(self) -> None:
-        fleet = Fleet()
+    def test_pools_of_different_block_sizes_are_compared_in_tokens(self, fleet: Fleet) -> None:
         asked = prompt(200)
         fine, coarse = fleet.add("fine", block_size=16), fleet.add("coarse", block_size=64)
         fleet.cache(fine, asked, 112)
         fleet.cache(coarse, asked, 128)
-        decision = decide(fleet, asked)
+        decision = fleet.decide(asked)
         assert {
             key.worker_id: told.usable
             for key, told in zip(decision.rows.workers, overlaps(decision), strict=True)
         } == {"fine": 112, "coarse": 128}
         assert fleet.picked(asked) == "coarse"
 
-    def test_each_size_has_its_own_cap(self) -> None:
-        fleet = Fleet()
+    def test_each_size_has_its_own_cap(self, fleet: Fleet) -> None:
         asked = prompt(128)
         fleet.cache(fleet.add("fine", block_size=16), asked)
         fleet.cache(fleet.add("coarse", block_size=64), asked)
-        decision = decide(fleet, asked)
+        decision = fleet.decide(asked)
         assert [told.usable for told in overlaps(decision)] == [112, 64]
         assert [told.raw for told in overlaps(decision)] == [128, 128]
 
-    def test_a_worker_that_has_not_told_its_block_size_overlaps_nothing(self) -> None:
-        fleet = Fleet()
+    def test_a_worker_that_has_not_told_its_block_size_overlaps_nothing(self, fleet: Fleet) -> None:
         fleet.add("w0", block_size=0)
         assert overlap(fleet, prompt(100)) == Overlap(0, 0, 0, 0, 0, 0)
         assert fleet.picked(prompt(100)) == "w0"
 
-    def test_a_callers_hashes_find_the_workers_of_their_size_only(self) -> None:
-        fleet = Fleet()
+    def test_a_callers_hashes_find_the_workers_of_their_size_only(self, fleet: Fleet) -> None:
         tokens = pack_tokens(range(100))
         hashed = Prompt.from_hashes(block_hashes(tokens, 16), 16, 100)
         fleet.cache(fleet.add("same", block_size=16), prompt(100))
@@ -109,8 +97,7 @@ class TestOverlap:
 
 
 class TestTrust:
-    def test_a_recovering_streams_overlap_counts_half(self) -> None:
-        fleet = Fleet()
+    def test_a_recovering_streams_overlap_counts_half(self, fleet: Fleet) -> None:
         asked = prompt(65)
         whole, broken = fleet.add("whole"), fleet.add("broken")
         fleet.cache(whole, asked, 48)
@@ -119,25 +106,23 @@ class TestTrust:
         fleet.tell(broken, lost=True)
         fleet.beat(broken)
         assert fleet.view.sources[broken].stream.state is StreamState.RECOVERING
-        assert decide(fleet, asked).rows.overlap_tokens.tolist() == [48, 32]
+        assert fleet.decide(asked).rows.overlap_tokens.tolist() == [48, 32]
         assert fleet.picked(asked) == "whole"
 
     def test_while_our_connection_is_down_nobodys_overlap_counts_and_all_are_routed_to(
-        self,
+        self, fleet: Fleet
     ) -> None:
-        fleet = Fleet()
         asked = prompt(65)
         for i in range(2):
             fleet.cache(fleet.add(f"w{i}"), asked, 64 * i)
         fleet.view.on_connection(False, fleet.now_s)
-        decision = decide(fleet, asked)
+        decision = fleet.decide(asked)
         assert decision.rows.trust.tolist() == [0, 0]
         assert decision.rows.overlap_tokens.tolist() == [0, 0]
         assert decision.tied == 2, "routing goes by load"
         assert [told.usable for told in overlaps(decision)] == [0, 64], "what is known is told"
 
-    def test_a_new_epoch_forgets_what_the_worker_held(self) -> None:
-        fleet = Fleet()
+    def test_a_new_epoch_forgets_what_the_worker_held(self, fleet: Fleet) -> None:
         key, asked = fleet.add("w0"), prompt(65)
         fleet.cache(key, asked)
         fleet.now_s += 1
@@ -147,9 +132,7 @@ class TestTrust:
 
 class TestPredictions:
     def test_a_burst_of_siblings_lands_together_before_any_event(self) -> None:
-        fleet = Fleet(policy="dynamo-unguarded")
-        for worker in "abcd":
-            fleet.add(worker)
+        fleet = Fleet("a", "b", "c", "d", policy="dynamo-unguarded")
         siblings = [fleet.picked(prompt(400)) for _ in range(5)]
         assert len(set(siblings)) == 1
         others = {fleet.picked(prompt(400, first=10_000 * i)) for i in range(1, 20)}
@@ -161,8 +144,7 @@ class TestPredictions:
         fleet.cache(key, prompt(64, first=999))
         assert all(fleet.route(prompt(400)).decision.overlap(0).raw == 0 for _ in range(3))
 
-    def test_the_receipt_tells_what_is_known_from_what_is_predicted(self) -> None:
-        fleet = Fleet()
+    def test_the_receipt_tells_what_is_known_from_what_is_predicted(self, fleet: Fleet) -> None:
         key = fleet.add("a")
         fleet.cache(key, prompt(400), 160)
         fleet.route(prompt(400))
@@ -177,24 +159,21 @@ class TestPredictions:
         fleet.turn(60)
         assert fleet.route(prompt(400)).decision.overlap(0).predicted == 384
 
-    def test_a_prediction_that_no_event_confirms_is_over_soon(self) -> None:
-        fleet = Fleet()
+    def test_a_prediction_that_no_event_confirms_is_over_soon(self, fleet: Fleet) -> None:
         key = fleet.add("a")
         fleet.cache(key, prompt(64, first=999))
         fleet.route(prompt(400))
         fleet.turn(11)
         assert fleet.route(prompt(400)).decision.overlap(0).raw == 0
 
-    def test_what_a_partial_stream_never_told_is_learned_from_reports(self) -> None:
-        fleet = Fleet()
+    def test_what_a_partial_stream_never_told_is_learned_from_reports(self, fleet: Fleet) -> None:
         key = fleet.add("a")
         fleet.cache(key, prompt(64, first=999))
         fleet.beat(key, complete=False)
         asked = fleet.route(prompt(400)).reservation
         fleet.core.fleet.view.predictions.forget(0)
         fleet.view.index.unpredict(0, 0, asked.prefixes)
-        step = Progress(asked.id, ProgressState.FINISHED, cached_tokens=320)
-        fleet.core.report(step, fleet.now_s)
+        fleet.report(asked, "finished", cached_tokens=320)
         assert fleet.core.fleet.self_check.learned_blocks == 20
         assert fleet.route(prompt(400)).decision.overlap(0).predicted == 320
 
@@ -204,10 +183,8 @@ class TestMemory:
     def test_an_ended_reservation_keeps_hashes_only_while_a_report_may_be_checked_against_them(
         self, cached_tokens: int | None, kept: int
     ) -> None:
-        fleet = Fleet()
-        fleet.add("a")
+        fleet = Fleet("a")
         reservation = fleet.route(prompt(400)).reservation
-        step = Progress(reservation.id, ProgressState.FINISHED, cached_tokens=cached_tokens)
-        fleet.core.report(step, fleet.now_s)
+        fleet.report(reservation, "finished", cached_tokens=cached_tokens)
         assert len(reservation.prefixes) == kept
         assert fleet.loads() == {}

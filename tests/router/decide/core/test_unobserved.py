@@ -10,7 +10,6 @@ from router.decide.core import unobserved
 from router.decide.core.progress import Pick, ProgressResult
 from router.fleet.health.first_tokens import LEARNED_MIN
 from router.fleet.reservations.reservations import Ending, Reservation
-from tests.router.decide.core.outcomes import report
 from tests.stage.fleet import Fleet, prompt
 
 W0 = WorkerKey("w0", 0)
@@ -19,15 +18,14 @@ W0 = WorkerKey("w0", 0)
 def unseen(fleet: Fleet, *, first: int = 0, tokens: int = 64) -> Reservation:
     pick = fleet.route(prompt(tokens, first=first))
     assert isinstance(pick, Pick)
-    report(fleet, pick.reservation.id, "running", unobserved=True)
+    fleet.report(pick.reservation, "running", unobserved=True)
     return pick.reservation
 
 
 @pytest.mark.parametrize("index", [ReferenceIndex, NativeIndex])
 class TestPrefill:
     def test_the_last_block_in_the_workers_events_shows_it(self, index: type[BlockIndex]) -> None:
-        fleet = Fleet(index=index())
-        fleet.add("w0")
+        fleet = Fleet("w0", index=index())
         one = unseen(fleet)
         fleet.tick()
         assert not one.prefill_done  # the pick predicted its blocks, and that is no sign
@@ -44,34 +42,30 @@ class TestPrefill:
     def test_a_prompt_that_is_held_already_is_computed_at_once(
         self, index: type[BlockIndex]
     ) -> None:
-        fleet = Fleet(index=index())
-        fleet.add("w0")
+        fleet = Fleet("w0", index=index())
         fleet.cache(W0, prompt(64))
         one = unseen(fleet)
         fleet.tick()
         assert one.prefill_done
 
     def test_the_same_blocks_on_another_worker_show_nothing(self, index: type[BlockIndex]) -> None:
-        fleet = Fleet(index=index())
-        fleet.add("w0")
+        fleet = Fleet("w0", index=index())
         one = unseen(fleet)
         fleet.cache(fleet.add("w1"), prompt(64))
         fleet.tick()
         assert not one.prefill_done
 
     def test_a_prompt_shorter_than_a_block_shows_nothing(self, index: type[BlockIndex]) -> None:
-        fleet = Fleet(index=index())
-        fleet.add("w0")
+        fleet = Fleet("w0", index=index())
         one = unseen(fleet, tokens=15)
         fleet.tick()
         assert not one.prefill_done
 
 
 def test_a_request_whose_answer_is_seen_is_left_to_its_caller() -> None:
-    fleet = Fleet()
-    fleet.add("w0")
+    fleet = Fleet("w0")
     pick = fleet.route(prompt(64))
-    report(fleet, pick.reservation.id, "running")
+    fleet.report(pick.reservation, "running")
     fleet.cache(W0, prompt(64))
     fleet.turn(5)
     assert not pick.reservation.prefill_done
@@ -79,8 +73,7 @@ def test_a_request_whose_answer_is_seen_is_left_to_its_caller() -> None:
 
 
 def test_no_time_is_learned_of_a_step_that_nobody_saw() -> None:
-    fleet = Fleet(policy="ttft")
-    fleet.add("w0")
+    fleet = Fleet("w0", policy="ttft")
     for n in range(LEARNED_MIN + 3):
         unseen(fleet, first=1000 * n)
         fleet.cache(W0, prompt(64, first=1000 * n))
@@ -91,8 +84,7 @@ def test_no_time_is_learned_of_a_step_that_nobody_saw() -> None:
 
 class TestEnd:
     def test_an_engine_with_fewer_requests_than_are_reserved_has_finished_some(self) -> None:
-        fleet = Fleet()
-        fleet.add("w0")
+        fleet = Fleet("w0")
         first, second = unseen(fleet), unseen(fleet, first=1000)
         fleet.cache(W0, prompt(64, first=1000))
         fleet.now_s += 1.0
@@ -111,8 +103,7 @@ class TestEnd:
         assert len(fleet.core.unobserved) == 0
 
     def test_a_request_that_waits_in_the_engine_is_not_over(self) -> None:
-        fleet = Fleet()
-        fleet.add("w0")
+        fleet = Fleet("w0")
         one = unseen(fleet)
         fleet.say(W0, running=0, waiting=1)
         fleet.turn(3)
@@ -120,8 +111,7 @@ class TestEnd:
 
     def test_a_request_on_its_way_is_not_missing(self) -> None:
         """The engine's first sample after a pick may be older than the request's arrival."""
-        fleet = Fleet()
-        fleet.add("w0")
+        fleet = Fleet("w0")
         fleet.now_s += 1.0
         one = unseen(fleet)
         fleet.now_s += 0.1
@@ -132,8 +122,7 @@ class TestEnd:
         assert one.ended is Ending.FINISHED
 
     def test_a_sample_without_requests_that_are_seen_ends_none_of_those(self) -> None:
-        fleet = Fleet()
-        fleet.add("w0")
+        fleet = Fleet("w0")
         seen = fleet.route(prompt(64)).reservation
         one = unseen(fleet, first=1000)
         fleet.turn(3)  # the samples say: nothing runs
@@ -142,8 +131,7 @@ class TestEnd:
 
     def test_requests_of_others_in_the_engine_keep_ours_open(self) -> None:
         """A sample has no names: an end is believed only when it must be one of ours."""
-        fleet = Fleet()
-        fleet.add("w0")
+        fleet = Fleet("w0")
         one = unseen(fleet)
         fleet.now_s += 1.0
         fleet.say(W0, running=3)
@@ -160,15 +148,14 @@ class TestEnd:
         assert one.ended is Ending.EXPIRED
 
     def test_the_callers_own_end_comes_first_or_changes_nothing(self) -> None:
-        fleet = Fleet()
-        fleet.add("w0")
+        fleet = Fleet("w0")
         one, other = unseen(fleet), unseen(fleet, first=1000)
-        assert report(fleet, one.id, "finished") is ProgressResult.APPLIED
+        assert fleet.report(one, "finished") is ProgressResult.APPLIED
         fleet.turn(3)
         assert other.ended is Ending.FINISHED
         assert fleet.core.unobserved.ends == 1
-        assert report(fleet, other.id, "finished") is ProgressResult.UNCHANGED
-        assert report(fleet, other.id, "running", unobserved=True) is ProgressResult.UNCHANGED
+        assert fleet.report(other, "finished") is ProgressResult.UNCHANGED
+        assert fleet.report(other, "running", unobserved=True) is ProgressResult.UNCHANGED
         assert len(fleet.core.unobserved) == 0
 
 
@@ -176,8 +163,7 @@ def test_a_tick_looks_at_so_many_prompts_and_at_each_in_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(unobserved, "LOOKS", 3)
-    fleet = Fleet()
-    fleet.add("w0")
+    fleet = Fleet("w0")
     reservations = [unseen(fleet, first=1000 * n) for n in range(8)]
     for n in range(8):
         fleet.cache(W0, prompt(64, first=1000 * n))
@@ -189,8 +175,7 @@ def test_a_tick_looks_at_so_many_prompts_and_at_each_in_its_turn(
 
 
 def test_a_worker_that_leaves_takes_its_requests_along() -> None:
-    fleet = Fleet()
-    fleet.add("w0")
+    fleet = Fleet("w0")
     one = unseen(fleet)
     fleet.core.remove("w0", 60.0, fleet.now_s)
     fleet.tick()

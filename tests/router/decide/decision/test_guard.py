@@ -61,11 +61,7 @@ WORKER = st.fixed_dictionaries(
     }
 )
 WORKERS = st.lists(WORKER, min_size=1, max_size=8)
-SETTINGS = st.builds(
-    TunedGuard,
-    request_tokens=st.floats(0, 5000),
-    margin=st.floats(0, 2),
-)
+SETTINGS = st.builds(TunedGuard, request_tokens=st.floats(0, 5000), margin=st.floats(0, 2))
 COSTS = st.lists(st.integers(0, 6), min_size=8, max_size=8)
 
 

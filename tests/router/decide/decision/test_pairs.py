@@ -4,19 +4,15 @@ import json
 from itertools import count
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from events.plane.facts import Epoch, Heartbeat
 from indexer.identity import WorkerKey
-from router.decide.core.progress import Pick, Progress, ProgressResult, ProgressState, Repeated
+from router.decide.core.progress import Pick, ProgressResult, Repeated
 from router.decide.decision.decision import Prefill
 from router.decide.decision.handover import bootstrap_server, transfer_params
 from router.decide.policies.pair import DECODE_ROOM, PREFILL_QUEUE
-from router.fleet.reservations.reservations import Ending, Reservation
+from router.fleet.reservations.reservations import Ending
 from router.request.prompt import Prompt
 from router.request.refusal import Reason, Refusal
 from router.request.request import Role
@@ -37,22 +33,25 @@ def halves(pick: Pick) -> tuple[str, str]:
     return reservation.where_computed().worker.worker_id, reservation.worker.worker_id
 
 
-def two_and_two(**about: Any) -> Fleet:
-    """Two prefill workers and two decode workers."""
-    fleet = Fleet(**about)
-    for name in ("p0", "p1"):
-        fleet.add(name, role="prefill")
-    for name in ("d0", "d1"):
-        fleet.add(name, role="decode")
-    for key in fleet.relays:  # who told nothing yet is believed for long to hold what was sent
-        fleet.cache(key, prompt(32, 900_000))
+ROLES = {"p": "prefill", "d": "decode", "w": "both"}
+
+
+def fleet_of(names: str, **about: Any) -> Fleet:
+    """Workers whose roles are those of the first letters of their names."""
+    fleet = Fleet()
+    for name in names.split():
+        fleet.add(name, role=ROLES[name[0]], **about)
     return fleet
 
 
-def report(fleet: Fleet, pick: Pick, state: str, **told: Any) -> ProgressResult:
-    return fleet.core.report(
-        Progress(pick.reservation.id, ProgressState(state), **told), fleet.now_s
-    )
+def two_and_two(**about: Any) -> Fleet:
+    """Two prefill workers and two decode workers."""
+    fleet = Fleet(**about)
+    for name in ("p0", "p1", "d0", "d1"):
+        fleet.add(name, role=ROLES[name[0]])
+    for key in fleet.relays:  # who told nothing yet is believed for long to hold what was sent
+        fleet.cache(key, prompt(32, 900_000))
+    return fleet
 
 
 def refused(fleet: Fleet, asked: Prompt | None = None, **about: Any) -> Refusal:
@@ -92,9 +91,9 @@ class TestWho:
         # 900 tokens queued at p1, 800 saved there: 900 + 800 against 1600
         first = pair(fleet)
         assert halves(first)[0] == "p0"
-        report(fleet, first, "failed")
+        fleet.report(first.reservation, "failed")
         for one in ahead:
-            report(fleet, one, "prefill_done")
+            fleet.report(one.reservation, "prefill_done")
         fleet.turn(12.0)  # what was sent and not told is forgotten
         assert halves(pair(fleet))[0] == "p1"
 
@@ -195,18 +194,14 @@ class TestThresholds:
         assert pair(fleet, prompt(1)).decision.how is Prefill.REMOTE
 
     def test_an_sglang_decode_worker_computes_no_prompt(self) -> None:
-        fleet = Fleet()
-        fleet.add("p", role="prefill", engine="sglang")
-        fleet.add("d", role="decode", engine="sglang")
+        fleet = fleet_of("p d", engine="sglang")
         pick = pair(fleet, prompt(1))
         assert halves(pick) == ("p", "d")
 
 
 class TestWhoCan:
     def test_without_prefill_workers_one_does_all_by_the_policy_of_whole_requests(self) -> None:
-        fleet = Fleet()
-        fleet.add("d0", role="decode")
-        fleet.add("d1", role="decode")
+        fleet = fleet_of("d0 d1")
         fleet.cache(WorkerKey("d1", 0), prompt(LONG), 800)
         pick = pair(fleet)
         assert pick.decision.how is Prefill.ABSENT
@@ -221,8 +216,7 @@ class TestWhoCan:
         assert pair(fleet).decision.how is Prefill.ABSENT
 
     def test_workers_without_a_role_serve_alone(self) -> None:
-        fleet = Fleet()
-        fleet.add("w0")
+        fleet = Fleet("w0")
         fleet.add("w1", engine="sglang")
         for i in range(4):
             pick = pair(fleet, prompt(LONG, 9_000 * i))
@@ -254,15 +248,13 @@ class TestWhoCan:
 
     def test_halves_are_of_one_revision_while_one_takes_over_from_another(self) -> None:
         fleet = Fleet()
-        ready = {"p0": "v1", "p1": "v1", "d0": "v1", "d1": "v1"}
-        for name, revision in ready.items():
-            of_half = "prefill" if name[0] == "p" else "decode"
-            fleet.add(name, role=of_half, labels={"revision": revision})
+        ready = dict.fromkeys(("p0", "p1", "d0", "d1"), "v1")
+        for name in ready:
+            fleet.add(name, role=ROLES[name[0]], labels={"revision": "v1"})
         revisions = set()
         numbers = count()
         for comes, goes in (("p2", "d0"), ("d2", "p0"), ("d3", "d1"), ("p3", "p1")):
-            of_half = "prefill" if comes[0] == "p" else "decode"
-            fleet.add(comes, role=of_half, labels={"revision": "v2"})
+            fleet.add(comes, role=ROLES[comes[0]], labels={"revision": "v2"})
             ready[comes] = "v2"
             for _ in range(12):
                 pick = pair(fleet, prompt(LONG, 9_000 * next(numbers)))
@@ -293,14 +285,11 @@ class TestWhoCan:
         assert halves(pair(fleet)) == ("p0", "d0")
 
     def test_alternatives_can_do_what_the_pick_was_to_do(self) -> None:
-        fleet = Fleet()
-        fleet.add("p", role="prefill", engine="sglang")
+        fleet = fleet_of("p d0 d1", engine="sglang")
         fleet.add("alone", engine="sglang")
-        for name in ("d0", "d1"):
-            fleet.add(name, role="decode", engine="sglang")
 
         def order(tokens: int) -> list[str]:
-            decision = fleet.core.decide(fleet.request(prompt(tokens), role=Role.PAIR), fleet.now_s)
+            decision = fleet.decide(prompt(tokens), role=Role.PAIR)
             return [decision.rows.workers[row].worker_id for row in decision.order]
 
         fleet.say(WorkerKey("alone", 0), used_blocks=500.0)
@@ -311,8 +300,7 @@ class TestWhoCan:
 
     def test_full_decode_workers_are_worth_another_try(self) -> None:
         for engine in ("vllm", "sglang"):
-            fleet = Fleet()
-            fleet.add("p", role="prefill", engine=engine)
+            fleet = fleet_of("p", engine=engine)
             fleet.add("d", role="decode", engine=engine, running=100)
             refusal = refused(fleet)
             assert refusal.reason is Reason.ALL_WORKERS_FULL
@@ -325,8 +313,7 @@ class TestWhoCan:
         assert refused(fleet).reason is Reason.ALL_WORKERS_FULL
 
     def test_prefill_workers_alone_are_no_pair(self) -> None:
-        fleet = Fleet()
-        fleet.add("p", role="prefill")
+        fleet = fleet_of("p")
         refusal = refused(fleet)
         assert refusal.reason is Reason.NO_ELIGIBLE_WORKER
         assert "role is prefill" in refusal.message or "no worker can take over" in refusal.message
@@ -335,9 +322,7 @@ class TestWhoCan:
         assert refused(Fleet()).reason is Reason.NO_WORKER
 
     def test_a_prompt_too_long_for_all_is_told_so(self) -> None:
-        fleet = Fleet()
-        fleet.add("p", role="prefill", max_model_len=1000)
-        fleet.add("d", role="decode", max_model_len=1000)
+        fleet = fleet_of("p d", max_model_len=1000)
         assert refused(fleet).reason is Reason.PROMPT_TOO_LONG
 
 
@@ -355,17 +340,17 @@ class TestHeldAsOne:
         fleet = two_and_two()
         pick = pair(fleet)
         _, decode = halves(pick)
-        assert report(fleet, pick, "prefill_done") is ProgressResult.APPLIED
+        assert fleet.report(pick.reservation, "prefill_done") is ProgressResult.APPLIED
         assert fleet.loads() == {WorkerKey(decode, 0): (1, 100, 0)}
-        assert report(fleet, pick, "prefill_done") is ProgressResult.UNCHANGED
+        assert fleet.report(pick.reservation, "prefill_done") is ProgressResult.UNCHANGED
         assert fleet.loads() == {WorkerKey(decode, 0): (1, 100, 0)}
-        assert report(fleet, pick, "finished") is ProgressResult.APPLIED
+        assert fleet.report(pick.reservation, "finished") is ProgressResult.APPLIED
         assert fleet.loads() == {}
 
     def test_output_says_that_the_prompt_is_done(self) -> None:
         fleet = two_and_two()
         pick = pair(fleet)
-        report(fleet, pick, "running", output_tokens=1)
+        fleet.report(pick.reservation, "running", output_tokens=1)
         assert list(fleet.loads()) == [pick.reservation.worker]
 
     @pytest.mark.parametrize("end", ["finished", "failed", "lease", "withdrawn"])
@@ -374,16 +359,16 @@ class TestHeldAsOne:
         fleet = two_and_two()
         pick = pair(fleet)
         if done:
-            report(fleet, pick, "prefill_done")
+            fleet.report(pick.reservation, "prefill_done")
         if end == "lease":
             fleet.turn(121.0)
         elif end == "withdrawn":
             fleet.core.withdraw(pick.reservation, fleet.now_s)
         else:
-            report(fleet, pick, end)
+            fleet.report(pick.reservation, end)
         assert fleet.loads() == {}
         for state in ("prefill_done", "finished", "failed"):
-            report(fleet, pick, state)
+            fleet.report(pick.reservation, state)
         assert fleet.loads() == {}
         assert fleet.core.endings.total() == 1
 
@@ -394,13 +379,13 @@ class TestHeldAsOne:
         fleet.core.remove(prefill, 60.0, fleet.now_s)
         assert pick.reservation.ended is Ending.WORKER_LOST
         assert fleet.loads() == {}
-        assert report(fleet, pick, "finished") is ProgressResult.UNKNOWN
+        assert fleet.report(pick.reservation, "finished") is ProgressResult.UNKNOWN
 
     def test_and_does_no_harm_afterwards(self) -> None:
         fleet = two_and_two()
         pick = pair(fleet)
         prefill, decode = halves(pick)
-        report(fleet, pick, "prefill_done")
+        fleet.report(pick.reservation, "prefill_done")
         fleet.core.remove(prefill, 60.0, fleet.now_s)
         assert pick.reservation.ended is None
         assert fleet.loads() == {WorkerKey(decode, 0): (1, 100, 0)}
@@ -436,7 +421,7 @@ class TestHeldAsOne:
         fleet = two_and_two()
         fleet.cache(WorkerKey("p1", 0), prompt(LONG), 800)
         pick = pair(fleet)
-        report(fleet, pick, "prefill_done", cached_tokens=800)
+        fleet.report(pick.reservation, "prefill_done", cached_tokens=800)
         known = fleet.core.fleet.cache_reports
         assert {key.worker_id: (one.predicted, one.reported) for key, one in known.items()} == {
             "p1": (800, 800)
@@ -447,7 +432,7 @@ class TestHeldAsOne:
         fleet = two_and_two(prefill_policy="ttft")
         pick = pair(fleet)
         fleet.now_s += 0.5
-        report(fleet, pick, "prefill_done")
+        fleet.report(pick.reservation, "prefill_done")
         prefill, decode = (WorkerKey(name, 0) for name in halves(pick))
         assert fleet.core.fleet.rates.samples(prefill) == 1
         assert fleet.core.fleet.rates.samples(decode) == 0
@@ -461,115 +446,10 @@ class TestHeldAsOne:
 
     def test_to_explain_reserves_nothing(self) -> None:
         fleet = two_and_two()
-        decision = fleet.core.decide(fleet.request(prompt(LONG), role=Role.PAIR), fleet.now_s)
+        decision = fleet.decide(prompt(LONG), role=Role.PAIR)
         assert decision.how is Prefill.REMOTE
         assert fleet.loads() == {}
         assert not fleet.core.pair_picks
-
-
-class Conservation(RuleBasedStateMachine):
-    """Whatever happens, the load we count is the sum over the halves that are open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fleet = Fleet(lease_s=20.0, reservations_max=15)
-        self.made: list[Reservation] = []
-
-    @initialize()
-    def some_workers(self) -> None:
-        small = {"total_slots": 4, "total_blocks": 400}
-        for name in ("p0", "p1"):
-            self.fleet.add(name, role="prefill", **small)
-        for name in ("d0", "d1"):
-            self.fleet.add(name, role="decode", **small)
-        self.fleet.add("w0", kv_connector="NixlConnector", **small)
-
-    @rule(
-        tokens=st.sampled_from([20, 600, 608, 1600]),
-        first=st.sampled_from([0, 100_000]),
-        role=st.sampled_from([Role.PAIR, Role.PAIR, Role.BOTH, Role.PREFILL, Role.DECODE]),
-        request_id=st.none() | st.sampled_from("abc"),
-        unwanted=st.frozensets(st.sampled_from(["p0", "d0", "w0"]), max_size=2),
-    )
-    def route(
-        self,
-        tokens: int,
-        first: int,
-        role: Role,
-        request_id: str | None,
-        unwanted: frozenset[str],
-    ) -> None:
-        fleet = self.fleet
-        named = {"request_id": request_id} if request_id else {}
-        request = fleet.request(
-            prompt(tokens, first), role=role, excluded_workers=unwanted, **named
-        )
-        before = fleet.loads()
-        try:
-            outcome = fleet.core.route(request, fleet.now_s)
-        except Refusal:
-            assert fleet.loads() == before
-            return
-        if isinstance(outcome, Repeated):
-            assert fleet.loads() == before
-            return
-        reservation = outcome.reservation
-        assert not unwanted & set(halves(outcome))
-        roles = {Role.BOTH: "w", Role.PREFILL: "pw", Role.DECODE: "dw", Role.PAIR: "dw"}
-        assert reservation.worker.worker_id[0] in roles[role]
-        if reservation.prefill is not None:
-            assert role is Role.PAIR
-            assert reservation.prefill.worker != reservation.worker
-            assert reservation.prefill.worker.worker_id[0] in "pw"
-        self.made.append(reservation)
-
-    @rule(i=st.integers(0, 30), state=st.sampled_from(ProgressState), output=st.integers(0, 2))
-    def report(self, i: int, state: ProgressState, output: int) -> None:
-        known = [one for one in self.made if one.ended is None] or self.made
-        if known:
-            one = known[i % len(known)]
-            self.fleet.core.report(Progress(one.id, state, output), self.fleet.now_s)
-
-    @rule(name=st.sampled_from(["p0", "d0", "w0"]))
-    def a_worker_is_lost_and_comes_back(self, name: str) -> None:
-        key = WorkerKey(name, 0)
-        told = self.fleet.relays[key].heartbeat
-        self.fleet.core.remove(name, 0.001, self.fleet.now_s)
-        self.fleet.turn(0.25, silent=[key])
-        self.fleet.add(
-            name, role=told.role, kv_connector=told.kv_connector, total_slots=4, total_blocks=400
-        )
-
-    @rule(seconds=st.sampled_from([0.25, 5, 12]))
-    def time_goes_by(self, seconds: float) -> None:
-        self.fleet.turn(seconds)
-
-    @invariant()
-    def load_is_the_sum_over_open_halves(self) -> None:
-        sums: dict[WorkerKey, tuple[int, int, int]] = {}
-        parts: dict[WorkerKey, list[Reservation]] = {}
-        tokens: dict[WorkerKey, int] = {}
-        for one in self.made:
-            if one.ended is not None:
-                assert one.prefill is None or not one.prefill.open
-                continue
-            parts.setdefault(one.worker, []).append(one)
-            if not one.prefill_done:
-                tokens[one.worker] = tokens.get(one.worker, 0) + one.new_tokens
-            hold = one.prefill
-            if hold is not None and hold.open:
-                assert not one.prefill_done
-                parts.setdefault(hold.worker, []).append(one)
-                tokens[hold.worker] = tokens.get(hold.worker, 0) + hold.new_tokens
-        for key, some in parts.items():
-            blocks = len(np.unique(np.concatenate([one.prefixes for one in some])))
-            blocks += sum(one.own_blocks for one in some)
-            sums[key] = len(some), blocks, tokens.get(key, 0)
-        assert self.fleet.loads() == sums
-
-
-TestConservation = Conservation.TestCase
-TestConservation.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
 class TestCosts:

@@ -7,7 +7,6 @@ import pytest
 from indexer.kernel import NativeIndex
 from indexer.reference import ReferenceIndex
 from router.config.settings.routing_settings import AffinitySettings
-from router.decide.core.progress import Progress, ProgressState
 from tests.stage.fleet import Fleet, prompt
 
 RANKS = 4
@@ -53,8 +52,7 @@ class Sessions:
 
     def end(self, sessions: str) -> list[int]:
         for session in sessions.split():
-            step = Progress(self.last[session], ProgressState.FINISHED)
-            self.fleet.core.report(step, self.fleet.now_s)
+            self.fleet.report(self.last[session], "finished")
         loads = {key.dp_rank: load[0] for key, load in self.fleet.loads().items()}
         return [loads.get(rank, 0) for rank in range(RANKS)]
 
@@ -83,6 +81,6 @@ def test_sessions_that_begin_on_an_idle_fleet_go_in_turn(
     for number in range(2 * RANKS):
         pick = fleet.route(prompt(40, 1000 * number), session_id=f"s{number}")
         came.append(pick.reservation.worker.dp_rank)
-        fleet.core.report(Progress(pick.reservation.id, ProgressState.FINISHED), fleet.now_s)
+        fleet.report(pick.reservation, "finished")
         fleet.turn(30.0)  # nothing is under way or remembered as work
     assert came == [0, 1, 2, 3, 0, 1, 2, 3]

@@ -34,7 +34,7 @@ def fleet_of(count: int = 4, policy: str = "least-loaded", **about: Any) -> Flee
 
 
 def decide(fleet: Fleet, **about: Any) -> Decision:
-    return fleet.core.decide(fleet.request(prompt(64), **about), fleet.now_s)
+    return fleet.decide(prompt(64), **about)
 
 
 def picked(decision: Decision) -> str:
@@ -105,9 +105,7 @@ def test_a_logged_line_is_worked_out_again_and_one_of_an_older_release_too(name:
 
 def test_the_guard_moves_a_soft_session_on_and_a_hard_one_stays() -> None:
     for about, stays in (({"bonus": {"dynamo-adaptive": 0.2}}, False), ({"hard": True}, True)):
-        fleet = Fleet(affinity=AffinitySettings(**about))
-        for i in range(4):
-            fleet.add(f"w{i}")
+        fleet = Fleet("w0", "w1", "w2", "w3", affinity=AffinitySettings(**about))
         home = fleet.route(prompt(64), session_id="s").reservation.worker
         fleet.say(home, running=10)
         decision = decide(fleet, session_id="s")

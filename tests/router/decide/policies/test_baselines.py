@@ -33,9 +33,7 @@ class TestBaselines:
         assert scores.costs.tolist() == [7, 3, 5]
 
     def test_round_robin_visits_all_evenly_as_workers_come_and_go(self) -> None:
-        fleet = Fleet(policy="round-robin")
-        for i in range(3):
-            fleet.add(f"w{i}")
+        fleet = Fleet("w0", "w1", "w2", policy="round-robin")
         visits = Counter(fleet.picked(prompt(8)) for _ in range(9))
         assert visits == {"w0": 3, "w1": 3, "w2": 3}
         fleet.add("w3")

@@ -52,5 +52,5 @@ def test_a_fleet_follows_the_prefix_until_it_is_too_short() -> None:
     fleet.cache(fleet.add("holder", running=1), prompt(3200))
     fleet.add("idle")
     for tokens, expected in ((4800, "holder"), (6400, "idle"), (8000, "idle")):
-        decision = fleet.core.decide(fleet.request(prompt(tokens)), fleet.now_s)
+        decision = fleet.decide(prompt(tokens))
         assert decision.sources[decision.order[0]].key.worker_id == expected, tokens

@@ -13,7 +13,7 @@ from tests.stage.rows import rows
 
 
 def table(fleet: Fleet, tokens: int = 64) -> Candidates:
-    return fleet.core.decide(fleet.request(prompt(tokens)), fleet.now_s).rows
+    return fleet.decide(prompt(tokens)).rows
 
 
 class TestDerived:
@@ -72,9 +72,7 @@ class TestColumns:
         assert not candidates.full.any()
         assert candidates.load.tolist() == [0, 0]
 
-    def test_columns_but_totals_predictions_and_the_engines_own_are_always_numbers(
-        self,
-    ) -> None:
+    def test_columns_but_totals_predictions_and_the_engines_own_are_always_numbers(self) -> None:
         fleet = Fleet()
         fleet.add("w0", total_blocks=None, sampled_at_s=None, block_size=0, model="")
         candidates = table(fleet)
@@ -141,14 +139,12 @@ class TestMadeWhenAskedFor:
         assert halved.overlap_tokens.tolist() == [48]
 
     def test_what_is_predicted_will_be_on_the_device(self) -> None:
-        fleet = Fleet()
-        fleet.add("w0")
+        fleet = Fleet("w0")
         fleet.route(prompt(64))
         assert table(fleet, 160).device_tokens.tolist() == [64]
 
     def test_blocks_that_our_requests_share_are_not_new(self) -> None:
-        fleet = Fleet()
-        fleet.add("w0")
+        fleet = Fleet("w0")
         fleet.add("w1", block_size=0)
         fleet.route(prompt(100), allowed_workers=frozenset({"w0"}))
         candidates = table(fleet, 168)
@@ -164,8 +160,7 @@ class TestMadeWhenAskedFor:
         assert rows(10, *said).can_take.tolist() == [False, False, True]
 
     def test_requests_of_a_session_share_a_key_and_so_do_prompts_that_start_alike(self) -> None:
-        fleet = Fleet()
-        fleet.add("w0")
+        fleet = Fleet("w0")
 
         def key(tokens: int, **about: str) -> int:
             request = fleet.request(prompt(tokens), **about)

@@ -91,9 +91,8 @@ def test_nothing_fits_so_the_least_loaded_is_picked() -> None:
 
 
 def test_an_empty_fleet_of_caches_is_under_the_least_ratio_even_if_that_is_zero() -> None:
-    fleet = Fleet(policy="conductor", parameters={"conductor": {"hit_ratio_min": 0}})
-    fleet.add("w0")
-    decision = fleet.core.decide(fleet.request(prompt(64)), fleet.now_s)
+    fleet = Fleet("w0", policy="conductor", parameters={"conductor": {"hit_ratio_min": 0}})
+    decision = fleet.decide(prompt(64))
     assert decision.scores.row_terms["stage"].tolist() == [2]
 
 

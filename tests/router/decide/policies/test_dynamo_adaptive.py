@@ -160,7 +160,7 @@ class TestDynamoAdaptive:
         fleet = Fleet()
         idle, busy = fleet.add("idle"), fleet.add("busy")
         fleet.say(busy, used_blocks=1000.0)  # full
-        decision = fleet.core.decide(fleet.request(prompt(8)), fleet.now_s)
+        decision = fleet.decide(prompt(8))
         assert decision.rows.workers == (idle, busy)
         assert decision.excluded == ["", "full"]
         # loads 0 and 1: mean 0.5

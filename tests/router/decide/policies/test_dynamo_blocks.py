@@ -103,7 +103,7 @@ def test_picks_are_drawn_and_their_chance_is_in_the_receipt() -> None:
     fleet.add("idle")
     picks: Counter[str] = Counter()
     for _ in range(600):
-        decision = fleet.core.decide(fleet.request(prompt(16)), fleet.now_s)
+        decision = fleet.decide(prompt(16))
         assert decision.scores.row_terms["chance"] == pytest.approx(
             [exp(-1) / (1 + exp(-1)), 1 / (1 + exp(-1))]
         )

@@ -95,7 +95,7 @@ def test_a_kernel_gives_what_the_function_gives(policy: str, seed: int) -> None:
         excluded = frozenset(rng.choice([(), (), ("w0",)]))
         about = {"session_id": rng.choice(["", "s"]), "excluded_workers": excluded}
         try:
-            decision = fleet.core.decide(fleet.request(of, **about), fleet.now_s)
+            decision = fleet.decide(of, **about)
             if decision.order:
                 check(decision)
                 decided += 1
@@ -111,7 +111,7 @@ def test_a_kernel_counts_what_is_computed_for_later_prompts() -> None:
         fleet.add(name, running=3 * (name == "c"))
     for number in range(20):
         of = Prompt.from_tokens(pack_tokens([*range(3200), *range(5000 + number, 5033 + number)]))
-        decision = fleet.core.decide(fleet.request(of), fleet.now_s)
+        decision = fleet.decide(of)
         check(decision)
         invested += decision.invested_tokens is not None
         fleet.route(of)
@@ -140,7 +140,7 @@ def test_both_halves_of_a_pair_have_what_the_functions_give(seed: int) -> None:
             fleet.cache(rng.choice(list(fleet.relays)), of)
         about = {"role": Role.PAIR, "expected_output_tokens": rng.choice([None, 5, 300])}
         try:
-            decision = fleet.core.decide(fleet.request(of, **about), fleet.now_s)
+            decision = fleet.decide(of, **about)
             for half in filter(None, (decision, decision.prefill)):
                 assert half.ranking.costs.tobytes() == half.scores.costs.tobytes()
                 decided += 1
@@ -154,7 +154,7 @@ def test_a_pool_of_several_block_sizes_has_its_costs_by_the_function() -> None:
     fleet = Fleet(index=NativeIndex(), policy="dynamo-blocks")
     small, large = fleet.add("small", block_size=16), fleet.add("large", block_size=32)
     fleet.cache(large, prompt(320))
-    decision = fleet.core.decide(fleet.request(prompt(320)), fleet.now_s)
+    decision = fleet.decide(prompt(320))
     assert decision.rows.workers == (small, large)
     assert decision.ranking.costs.tolist() == decision.scores.costs.tolist()
     assert decision.order == [1, 0]

@@ -21,11 +21,7 @@ BLOCKS = 4096
 
 def run(policy: str, trace: Trace) -> RunResult:
     config = scheduler_config(
-        "vllm",
-        load_profile("mocker"),
-        block_size=64,
-        block_count=BLOCKS,
-        joined_steps_max=10_000,
+        "vllm", load_profile("mocker"), block_size=64, block_count=BLOCKS, joined_steps_max=10_000
     )
     options = RunOptions(policy=policy, workers=WORKERS, scheduler=config)
     return world.run(options, trace)

@@ -22,7 +22,7 @@ def fleet_of(policy: str) -> Fleet:
 
 
 def decide(fleet: Fleet) -> Decision:
-    return fleet.core.decide(fleet.request(prompt(64)), fleet.now_s)
+    return fleet.decide(prompt(64))
 
 
 @pytest.mark.parametrize(
@@ -82,21 +82,20 @@ def test_when_it_fails_the_default_policy_decides_and_it_is_counted(
 
 def test_the_default_policy_decides_by_its_configured_numbers() -> None:
     fleet = Fleet(
+        "w0",
         policy=f"{HERE}:raises",
         parameters={"dynamo-adaptive": {"alpha_cache": 0.25, "alpha_balance": 0.25}},
     )
-    fleet.add("w0")
     assert decide(fleet).scores.shared_terms["alpha"] == 0.25
 
 
 def test_requests_may_name_those_that_are_configured_and_no_others() -> None:
     name = f"{HERE}:longest_overlap"
-    fleet = Fleet(own_policies=(name,))
-    fleet.add("w0")
+    fleet = Fleet("w0", own_policies=(name,))
     request = fleet.request(prompt(64), policy=name)
     assert fleet.core.decide(request, fleet.now_s).policy.name == name
     with pytest.raises(Exception, match="unknown policy 'os:getcwd'"):
-        fleet.core.decide(fleet.request(prompt(64), policy="os:getcwd"), fleet.now_s)
+        fleet.decide(prompt(64), policy="os:getcwd")
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_picks_come_as_often_as_two_draws_would_have_it() -> None:
         fleet.say(fleet.add(f"w{i}"), running=i)
     picks: Counter[str] = Counter()
     for _ in range(600):
-        decision = fleet.core.decide(fleet.request(prompt(8)), fleet.now_s)
+        decision = fleet.decide(prompt(8))
         picks[decision.rows.workers[decision.order[0]].worker_id] += 1
     assert picks["w0"] == pytest.approx(300, abs=62)  # five standard deviations
     assert picks["w1"] == pytest.approx(200, abs=58)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as with_numbers
 
-from router.decide.core.progress import Progress, ProgressState
 from router.decide.policies import POLICIES
 from tests.router.decide.policies.scored import CHI_SQUARE_7, chi_square, score
 from tests.stage.fleet import Fleet, prompt
@@ -25,7 +24,7 @@ def homes(fleet: Fleet, sessions: int = 800) -> dict[int, str]:
     """Where each session would go. Nothing is reserved."""
     found = {}
     for i in range(sessions):
-        decision = fleet.core.decide(fleet.request(prompt(8), session_id=f"s{i}"), fleet.now_s)
+        decision = fleet.decide(prompt(8), session_id=f"s{i}")
         found[i] = decision.rows.workers[decision.order[0]].worker_id
     return found
 
@@ -34,11 +33,11 @@ def test_a_session_stays_whatever_it_asks_and_sessions_spread_evenly() -> None:
     fleet = fleet_of(8)
     held = fleet.route(prompt(64), session_id="a").reservation
     first = held.worker.worker_id
-    fleet.core.report(Progress(held.id, ProgressState.FINISHED), fleet.now_s)
+    fleet.report(held, "finished")
     for i in range(3):  # turn by turn: of requests at once, the others go elsewhere
         held = fleet.route(prompt(32, 1000 * i), session_id="a").reservation
         assert held.worker.worker_id == first
-        fleet.core.report(Progress(held.id, ProgressState.FINISHED), fleet.now_s)
+        fleet.report(held, "finished")
     assert chi_square(Counter(homes(fleet_of(8)).values()), 8) < CHI_SQUARE_7
 
 
@@ -62,15 +61,9 @@ def test_a_worker_that_leaves_gives_its_sessions_to_all_others_and_takes_no_othe
 
 def test_without_a_session_prompts_that_start_alike_share_a_worker() -> None:
     fleet = fleet_of(8)
-    picks = {
-        fleet.core.decide(fleet.request(prompt(16 + 8 * i)), fleet.now_s).order[0]
-        for i in range(20)
-    }
+    picks = {fleet.decide(prompt(16 + 8 * i)).order[0] for i in range(20)}
     assert len(picks) == 1
-    starts = Counter(
-        str(fleet.core.decide(fleet.request(prompt(16, 100 * i)), fleet.now_s).order[0])
-        for i in range(400)
-    )
+    starts = Counter(str(fleet.decide(prompt(16, 100 * i)).order[0]) for i in range(400))
     assert chi_square(starts, 8) < CHI_SQUARE_7
 
 

@@ -34,7 +34,7 @@ class TestTies:
         first: Counter[str] = Counter()
         second: Counter[str] = Counter()
         for _ in range(1600):
-            decision = fleet.core.decide(fleet.request(prompt(8)), fleet.now_s)
+            decision = fleet.decide(prompt(8))
             assert decision.tied == 8
             first[decision.rows.workers[decision.order[0]].worker_id] += 1
             second[decision.rows.workers[decision.order[1]].worker_id] += 1
@@ -57,7 +57,7 @@ class TestTies:
         for i in range(6):
             fleet.cache(fleet.add(f"w{i}"), asked, 16 if i in (2, 4) else 0)
         for _ in range(20):
-            decision = fleet.core.decide(fleet.request(asked), fleet.now_s)
+            decision = fleet.decide(asked)
             assert decision.tied == 2
             assert set(decision.order[:2]) == {2, 4}
             assert sorted(decision.order) == [0, 1, 2, 3, 4, 5]

@@ -5,7 +5,6 @@ from collections import Counter
 import pytest
 
 from indexer.identity import WorkerKey
-from router.decide.core.progress import Progress, ProgressState
 from tests.router.decide.policies.scored import best, score
 from tests.stage.fleet import Fleet, prompt
 from tests.stage.rows import RATE
@@ -88,7 +87,7 @@ def test_cache_on_host_and_disk_takes_its_time_but_never_more_than_computing() -
     key = fleet.add("w0")
     fleet.cache(key, prompt(64), 32)
     fleet.remove(key, prompt(64).prefixes(16)[:2])
-    decision = fleet.core.decide(fleet.request(prompt(64)), fleet.now_s)
+    decision = fleet.decide(prompt(64))
     assert decision.scores.row_terms["load_s"].tolist() == [0]
 
 
@@ -107,8 +106,8 @@ def serve(fleet: Fleet, tokens_s: dict[str, float], of: int, first: int) -> str:
     pick = fleet.route(prompt(of, first))
     worker = pick.reservation.worker.worker_id
     fleet.now_s += pick.reservation.new_tokens / tokens_s[worker]
-    fleet.core.report(Progress(pick.reservation.id, ProgressState.PREFILL_DONE), fleet.now_s)
-    fleet.core.report(Progress(pick.reservation.id, ProgressState.FINISHED), fleet.now_s)
+    fleet.report(pick.reservation, "prefill_done")
+    fleet.report(pick.reservation, "finished")
     return worker
 
 
@@ -139,8 +138,7 @@ def test_a_worker_of_half_the_speed_gets_less() -> None:
 
 
 def test_a_worker_that_was_never_measured_is_neither_shunned_nor_sought() -> None:
-    fleet = Fleet(policy="ttft", prefill_rate=1000.0)
-    fleet.add("old")
+    fleet = Fleet("old", policy="ttft", prefill_rate=1000.0)
     speeds = dict.fromkeys(("old", "new"), 50_000.0)
     for i in range(10):
         serve(fleet, speeds, 8000, 100_000 * i)

@@ -3,7 +3,7 @@
 import pytest
 
 from router.config.keys import ConfigError
-from router.decide.queue.admission_queue import IDLE_POOLS_MAX, QueueFull
+from router.decide.queue.admission_queue import IDLE_POOLS_MAX, AdmissionQueue, QueueFull
 from router.decide.queue_limits.bounds import Bound
 from router.decide.queue_turns.round import LOOKS_MAX
 from router.decide.waiter import Fate, Waiter
@@ -11,11 +11,13 @@ from router.request.narrowing import Narrowing
 from router.request.refusal import Reason
 from tests.router.decide.queue.waiting import (
     POOL,
+    all_offered,
     check_counts,
     drained,
     names,
     offered,
     queue_of,
+    tried_in_vain,
     turns,
 )
 
@@ -23,11 +25,14 @@ MIB = 1 << 20
 FEW = Narrowing("adapter")
 
 
+@pytest.fixture
+def queue() -> AdmissionQueue:
+    return queue_of()
+
+
 class TestTurns:
-    def test_equal_requests_go_in_the_order_of_arrival(self) -> None:
-        queue = queue_of()
-        for name in "abc":
-            offered(queue, name)
+    def test_equal_requests_go_in_the_order_of_arrival(self, queue: AdmissionQueue) -> None:
+        all_offered(queue, "abc")
         assert drained(queue) == "a b c"
 
     def test_a_request_that_waited_elsewhere_before_goes_by_its_arrival_there(self) -> None:
@@ -36,10 +41,8 @@ class TestTurns:
         offered(queue, "b", 100.0, arrived_s=98.0)
         assert drained(queue, 100.0) == "b a"
 
-    def test_looking_at_the_turns_changes_nothing(self) -> None:
-        queue = queue_of()
-        for name in "abc":
-            offered(queue, name)
+    def test_looking_at_the_turns_changes_nothing(self, queue: AdmissionQueue) -> None:
+        all_offered(queue, "abc")
         assert turns(queue) == turns(queue) == "a b c"
         assert queue.waiting(POOL) == 3
 
@@ -53,19 +56,14 @@ class TestTurns:
     @pytest.mark.parametrize("look_past", [0, 3])
     def test_so_many_requests_without_room_are_looked_past(self, look_past: int) -> None:
         queue = queue_of(look_past=look_past)
-        for name in "abcdefgh":
-            offered(queue, name)
-        attempts = []
-        for waiter in queue.candidates(POOL, 1, 0.0):
-            attempts.append(waiter)
-            queue.passed(waiter, 1)
+        all_offered(queue, "abcdefgh")
+        attempts = tried_in_vain(queue)
         assert len(attempts) == look_past + 1
         assert names(queue.candidates(POOL, 1, 0.0)) == "", "not even in a second round"
 
     def test_requests_for_few_workers_do_not_hold_the_others(self) -> None:
         queue = queue_of(look_past=1)
-        for name in "abcd":
-            offered(queue, name, narrowing=FEW)
+        all_offered(queue, "abcd", narrowing=FEW)
         offered(queue, "e")
         for waiter in queue.candidates(POOL, 1, 0.0):
             if waiter.narrowing:
@@ -78,10 +76,7 @@ class TestTurns:
         queue = queue_of(look_past=1)
         for number in range(20):
             offered(queue, str(number), narrowing=Narrowing(str(number)))
-        attempts = []
-        for waiter in queue.candidates(POOL, 1, 0.0):
-            attempts.append(waiter)
-            queue.passed(waiter, 1)
+        attempts = tried_in_vain(queue)
         assert len(attempts) == 8
 
     def test_a_round_skips_so_many_requests_at_most(self) -> None:
@@ -95,9 +90,8 @@ class TestTurns:
         queue.cancel(waiter, 0.0)
         assert names(queue.candidates(POOL, 1, 0.0)) == "plain"
 
-    def test_others_may_leave_while_a_round_goes_on(self) -> None:
-        queue = queue_of()
-        waiters = [offered(queue, name) for name in "abcdef"]
+    def test_others_may_leave_while_a_round_goes_on(self, queue: AdmissionQueue) -> None:
+        waiters = all_offered(queue, "abcdef")
         seen = []
         for waiter in queue.candidates(POOL, 1, 0.0):
             seen.append(waiter)
@@ -106,8 +100,7 @@ class TestTurns:
                     queue.cancel(gone, 0.0)
         assert names(seen) == "a b c e f"
 
-    def test_pools_have_turns_of_their_own(self) -> None:
-        queue = queue_of()
+    def test_pools_have_turns_of_their_own(self, queue: AdmissionQueue) -> None:
         offered(queue, "a", model="one")
         offered(queue, "b", model="two")
         assert queue.pools() == ["one", "two"]
@@ -169,22 +162,19 @@ class TestBounds:
             drained(queue)
         assert not queue._bounds._tenants
 
-    def test_pools_that_nothing_waits_for_are_kept_to_a_bound(self) -> None:
-        queue = queue_of()
+    def test_pools_that_nothing_waits_for_are_kept_to_a_bound(self, queue: AdmissionQueue) -> None:
         for number in range(IDLE_POOLS_MAX + 9):
             offered(queue, "a", model=str(number))
             drained(queue, pool=str(number))
         assert len(queue._pools) <= IDLE_POOLS_MAX + 1
 
-    def test_a_request_waits_once(self) -> None:
-        queue = queue_of()
+    def test_a_request_waits_once(self, queue: AdmissionQueue) -> None:
         waiter = offered(queue, "a")
         with pytest.raises(ValueError, match="waits already"):
             queue.offer(POOL, waiter, 0.0)
         assert queue.counts[Fate.ARRIVED] == 1
 
-    def test_requests_of_one_id_wait_each_by_itself(self) -> None:
-        queue = queue_of()
+    def test_requests_of_one_id_wait_each_by_itself(self, queue: AdmissionQueue) -> None:
         first, second = offered(queue, "a"), offered(queue, "a")
         assert queue.find("a") == (first, second)
         queue.cancel(first, 0.0)
@@ -192,12 +182,16 @@ class TestBounds:
         assert drained(queue) == "a"
         assert queue.find("a") == ()
 
-    def test_requests_without_an_id_wait_as_well(self) -> None:
-        queue = queue_of()
+    def test_requests_without_an_id_wait_as_well(self, queue: AdmissionQueue) -> None:
         offered(queue, "")
         offered(queue, "")
         assert len(queue) == 2
         assert queue.find("") == ()
+
+
+def displaced_by(queue: AdmissionQueue, newcomer: Waiter) -> str:
+    displaced = queue.offer(POOL, newcomer, newcomer.arrived_s)
+    return "" if displaced is None else displaced.request_id
 
 
 class TestDisplacement:
@@ -226,9 +220,7 @@ class TestDisplacement:
         queue = queue_of(max_waiting=2)
         offered(queue, "a", 0.0)
         offered(queue, "b", 1.0)
-        displaced = queue.offer(POOL, Waiter("c", 2.0, priority=20), 2.0)
-        assert displaced is not None
-        assert displaced.request_id == "b"
+        assert displaced_by(queue, Waiter("c", 2.0, priority=20)) == "b"
 
     def test_none_is_displaced_that_would_not_make_room(self) -> None:
         queue = queue_of(max_mib=1)
@@ -242,23 +234,18 @@ class TestDisplacement:
         queue = queue_of(max_waiting=4, tenant_share=0.25)
         offered(queue, "a", tenant="blue", priority=-50)
         offered(queue, "b", tenant="red")
-        displaced = queue.offer(POOL, Waiter("c", 0.0, tenant="red", priority=20), 0.0)
-        assert displaced is not None
-        assert displaced.request_id == "b"
+        assert displaced_by(queue, Waiter("c", 0.0, tenant="red", priority=20)) == "b"
 
     def test_the_priority_that_counts_is_the_latest(self) -> None:
         queue = queue_of(max_waiting=2)
         first = offered(queue, "a")
         offered(queue, "b", priority=5)
         queue.reprioritize(first, 9, 0.0)
-        displaced = queue.offer(POOL, Waiter("c", 0.0, priority=16), 0.0)
-        assert displaced is not None
-        assert displaced.request_id == "b"
+        assert displaced_by(queue, Waiter("c", 0.0, priority=16)) == "b"
 
 
 class TestEnds:
-    def test_waits_end_in_the_order_of_their_ends_in_slices(self) -> None:
-        queue = queue_of()
+    def test_waits_end_in_the_order_of_their_ends_in_slices(self, queue: AdmissionQueue) -> None:
         for name, expires_s in (("a", 3.0), ("b", 1.0), ("c", 2.0), ("d", 4.0)):
             offered(queue, name, expires_s=expires_s)
         assert names(queue.expired(3.0, 2)) == "b c"
@@ -267,22 +254,19 @@ class TestEnds:
         assert queue.counts[Fate.EXPIRED] == 3
         check_counts(queue)
 
-    def test_a_request_whose_wait_is_over_is_no_candidate(self) -> None:
-        queue = queue_of()
+    def test_a_request_whose_wait_is_over_is_no_candidate(self, queue: AdmissionQueue) -> None:
         offered(queue, "a", expires_s=1.0)
         offered(queue, "b", expires_s=1.1)
         assert turns(queue, 1.0) == "b"
 
-    def test_a_cancelled_request_leaves_at_once(self) -> None:
-        queue = queue_of()
+    def test_a_cancelled_request_leaves_at_once(self, queue: AdmissionQueue) -> None:
         waiter = offered(queue, "a", expires_s=1.0)
         assert queue.cancel(waiter, 0.5)
         assert not queue.cancel(waiter, 0.5)
         assert (len(queue), queue.expired(1.0, 9), queue.find("a")) == (0, [], ())
         check_counts(queue)
 
-    def test_a_request_that_left_is_not_dispatched(self) -> None:
-        queue = queue_of()
+    def test_a_request_that_left_is_not_dispatched(self, queue: AdmissionQueue) -> None:
         waiter = offered(queue, "a")
         queue.cancel(waiter, 0.0)
         with pytest.raises(ValueError, match="does not wait"):
@@ -351,8 +335,7 @@ class TestRetry:
         queue = queue_of(max_waiting=0)
         assert self.refused(queue, 0.0) == 1.0
 
-    def test_the_expected_wait_is_that_of_the_last(self) -> None:
-        queue = queue_of()
+    def test_the_expected_wait_is_that_of_the_last(self, queue: AdmissionQueue) -> None:
         assert queue.band_waits_s(0.0)["all"] == 0.0
         waiters = [offered(queue, str(number), 0.0) for number in range(60)]
         assert queue.band_waits_s(0.0)["all"] is None

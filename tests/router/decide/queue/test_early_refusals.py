@@ -8,7 +8,7 @@ from router.config.settings.queue_settings import BandSettings, TenantSettings, 
 from router.decide.queue.admission_queue import LOOK_EACH_S, RETRY_MAX_S, AdmissionQueue
 from router.decide.waiter import Fate, Waiter
 from router.request.refusal import Reason
-from tests.router.decide.queue.waiting import POOL, check_counts, offered, queue_of
+from tests.router.decide.queue.waiting import POOL, all_offered, check_counts, offered, queue_of
 
 NOW_S = 10.0
 
@@ -82,14 +82,13 @@ def test_the_pace_of_none_in_front_is_never_held_against_a_request() -> None:
 
 def test_without_a_known_pace_none_is_refused() -> None:
     queue = queue_of(early_refusal="timeout")
-    for name in "abc":
-        offered(queue, name)
+    all_offered(queue, "abc")
     assert queue.too_long(POOL, Waiter("d", 0.0, 0.0), 0.0) is None
 
 
 def test_waiting_requests_are_looked_at_in_slices_and_again_after_a_while() -> None:
     queue = queue_of(early_refusal="timeout")
-    waiters = [offered(queue, name) for name in "abc"]
+    waiters = all_offered(queue, "abc")
     assert queue.take_doubtful(LOOK_EACH_S - 0.1, 9) == []
     assert queue.take_doubtful(LOOK_EACH_S, 2) == waiters[:2]
     assert queue.take_doubtful(LOOK_EACH_S, 2) == waiters[2:]

@@ -68,6 +68,15 @@ class Routers:
         return [self.went.count((number, level)) for number in range(len(self.shares))]
 
 
+@pytest.fixture
+def contended() -> PoolShare:
+    """50 requests of a low band wait here, and 10 of a higher one at another router."""
+    share = PoolShare("us", (1.0, 1.0), strict=True)
+    share.wait({LOW: Band(50)})
+    share.hear("them", {HIGH: Band(10)})
+    return share
+
+
 def test_while_nothing_waits_elsewhere_all_room_is_ours() -> None:
     share = PoolShare("us", (1.0, 4.0), strict=True)
     share.wait({LOW: Band(7)})
@@ -144,11 +153,8 @@ def test_each_takes_its_part_of_many_places_at_once_before_it_hears_of_the_other
         assert 0.9 * part - 1 <= got <= part + 1
 
 
-def test_requests_of_a_strictly_higher_band_are_all_in_front() -> None:
-    share = PoolShare("us", (1.0, 1.0), strict=True)
-    share.wait({LOW: Band(50)})
-    share.hear("them", {HIGH: Band(10)})
-    assert [share.may_go(LOW, free, 0.0) for free in (1, 10, 11)] == [False, False, True]
+def test_requests_of_a_strictly_higher_band_are_all_in_front(contended: PoolShare) -> None:
+    assert [contended.may_go(LOW, free, 0.0) for free in (1, 10, 11)] == [False, False, True]
 
 
 def test_tenants_have_their_weights_wherever_they_wait() -> None:
@@ -173,48 +179,37 @@ def test_tenants_have_their_weights_wherever_they_wait() -> None:
     assert abs(went - 20) <= 1, "two of four parts"
 
 
-def test_room_that_a_replica_does_not_take_is_held_for_a_bounded_time() -> None:
-    share = PoolShare("us", (1.0, 1.0), strict=True)
-    share.wait({LOW: Band(50)})
-    share.hear("dead", {HIGH: Band(10)})
-    assert not share.may_go(LOW, 3, 100.0)
-    assert not share.may_go(LOW, 3, 100.0 + 0.9 * HOLD_S)
-    assert share.may_go(LOW, 3, 101.0 + HOLD_S)
-    assert share.rests == 1
+def test_room_that_a_replica_does_not_take_is_held_for_a_bounded_time(contended: PoolShare) -> None:
+    assert not contended.may_go(LOW, 3, 100.0)
+    assert not contended.may_go(LOW, 3, 100.0 + 0.9 * HOLD_S)
+    assert contended.may_go(LOW, 3, 101.0 + HOLD_S)
+    assert contended.rests == 1
     for _ in range(3):
-        share.took(LOW)
-    assert share.may_go(LOW, 1, 101.0 + REST_S), "the claims still rest"
-    assert not share.may_go(LOW, 1, 101.0 + HOLD_S + REST_S)
+        contended.took(LOW)
+    assert contended.may_go(LOW, 1, 101.0 + REST_S), "the claims still rest"
+    assert not contended.may_go(LOW, 1, 101.0 + HOLD_S + REST_S)
 
 
-def test_a_replica_that_takes_its_turns_keeps_its_claims() -> None:
-    share = PoolShare("us", (1.0, 1.0), strict=True)
-    share.wait({LOW: Band(50)})
+def test_a_replica_that_takes_its_turns_keeps_its_claims(contended: PoolShare) -> None:
     for number in range(20):
         now_s = 100.0 + 0.9 * HOLD_S * number
-        share.hear("them", {HIGH: Band(10, went=number)})
-        assert not share.may_go(LOW, 1, now_s)
-    assert share.rests == 0
+        contended.hear("them", {HIGH: Band(10, went=number)})
+        assert not contended.may_go(LOW, 1, now_s)
+    assert contended.rests == 0
 
 
-def test_a_full_fleet_leaves_the_replicas_nothing_to_take() -> None:
-    share = PoolShare("us", (1.0, 1.0), strict=True)
-    share.wait({LOW: Band(50)})
-    share.hear("them", {HIGH: Band(10)})
-    assert not share.may_go(LOW, 1, 100.0)
-    share.filled()
-    assert not share.may_go(LOW, 1, 100.0 + 2 * HOLD_S)
-    assert share.rests == 0
+def test_a_full_fleet_leaves_the_replicas_nothing_to_take(contended: PoolShare) -> None:
+    assert not contended.may_go(LOW, 1, 100.0)
+    contended.filled()
+    assert not contended.may_go(LOW, 1, 100.0 + 2 * HOLD_S)
+    assert contended.rests == 0
 
 
-def test_a_rest_ends_once_the_replica_takes_a_request() -> None:
-    share = PoolShare("us", (1.0, 1.0), strict=True)
-    share.wait({LOW: Band(50)})
-    share.hear("them", {HIGH: Band(10)})
-    share.may_go(LOW, 1, 100.0)
-    assert share.may_go(LOW, 1, 101.0 + HOLD_S)
-    share.hear("them", {HIGH: Band(9, went=1)})
-    assert not share.may_go(LOW, 1, 101.0 + HOLD_S)
+def test_a_rest_ends_once_the_replica_takes_a_request(contended: PoolShare) -> None:
+    contended.may_go(LOW, 1, 100.0)
+    assert contended.may_go(LOW, 1, 101.0 + HOLD_S)
+    contended.hear("them", {HIGH: Band(9, went=1)})
+    assert not contended.may_go(LOW, 1, 101.0 + HOLD_S)
 
 
 def test_a_flow_ends_with_its_last_request_and_with_its_router() -> None:

@@ -14,6 +14,7 @@ from tests.router.decide.queue.test_trie import chain_of
 from tests.router.decide.queue.waiting import (
     POOL,
     Workers,
+    all_offered,
     drained,
     names,
     offered,
@@ -29,16 +30,14 @@ class TestLongestPrefix:
         workers = Workers()
         workers.overlaps = {"a": 0, "b": 512, "c": 2048, "d": 512}
         queue = queue_of(workers, order="lpm", aging=0.0)
-        for name in "abcd":
-            offered(queue, name)
+        all_offered(queue, "abcd")
         assert drained(queue) == "c b d a"
 
     def test_ranks_again_when_the_room_changed(self) -> None:
         workers = Workers()
         workers.overlaps = {"a": 0, "b": 512}
         queue = queue_of(workers, order="lpm", aging=0.0)
-        for name in "ab":
-            offered(queue, name)
+        all_offered(queue, "ab")
         assert names(queue.candidates(POOL, 1, 0.0)) == "b a"
         workers.overlaps = {"a": 1024, "b": 512}
         assert names(queue.candidates(POOL, 1, 1.0)) == "b a", "nothing changed"
@@ -180,8 +179,7 @@ class TestOwnFunction:
         assert drained(queue) == "a"
 
     @pytest.mark.parametrize(
-        ("name", "failure"),
-        [("by_label", OwnFailure.RAISED), ("endless", OwnFailure.NOT_A_NUMBER)],
+        ("name", "failure"), [("by_label", OwnFailure.RAISED), ("endless", OwnFailure.NOT_A_NUMBER)]
     )
     def test_its_mistakes_are_counted_and_score_nothing(
         self, name: str, failure: OwnFailure

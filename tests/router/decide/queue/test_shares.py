@@ -17,6 +17,16 @@ def entered(*flows: str) -> Shares[str]:
     return shares
 
 
+def turns_of(shares: Shares[str], count: int, **weights: float) -> list[str]:
+    """Whose turns come next, where each request costs 10. weights: 1 by default."""
+    turns = []
+    for _ in range(count):
+        flow = next(iter(shares))
+        shares.charge(flow, 10.0, weights.get(flow, 1.0))
+        turns.append(flow)
+    return turns
+
+
 @settings(max_examples=25)
 @given(costs=COSTS)
 def test_over_any_window_shares_differ_by_one_largest_request_of_each(costs: list[int]) -> None:
@@ -39,11 +49,7 @@ def test_over_any_window_shares_differ_by_one_largest_request_of_each(costs: lis
 
 def test_equal_requests_of_weights_1_and_3_go_in_these_turns() -> None:
     shares = entered("blue", "red")
-    turns = []
-    for _ in range(8):
-        flow = next(iter(shares))
-        shares.charge(flow, 1.0, {"blue": 1.0, "red": 3.0}[flow])
-        turns.append(flow)
+    turns = turns_of(shares, 8, red=3.0)
     assert turns.count("blue") == 2
     assert turns[:2] == ["blue", "red"], "equal starts go in the order of arrival"
 
@@ -53,12 +59,7 @@ def test_a_flow_that_comes_late_gets_its_share_and_nothing_for_the_past() -> Non
     for _ in range(100):
         shares.charge("blue", 10.0, 1.0)
     shares.enter("red")
-    turns = []
-    for _ in range(10):
-        flow = next(iter(shares))
-        shares.charge(flow, 10.0, 1.0)
-        turns.append(flow)
-    assert turns.count("red") in (5, 6)
+    assert turns_of(shares, 10).count("red") in (5, 6)
 
 
 def test_a_flow_that_leaves_overdrawn_comes_back_behind() -> None:
@@ -76,12 +77,7 @@ def test_a_flow_without_room_keeps_a_claim_of_one_largest_request() -> None:
     shares = entered("blue", "red")
     for _ in range(1000):
         shares.charge("red", 10.0, 1.0)  # blue had the turn, and no room
-    turns = []
-    for _ in range(6):
-        flow = next(iter(shares))
-        shares.charge(flow, 10.0, 1.0)
-        turns.append(flow)
-    assert turns == ["blue", "blue", "red", "blue", "red", "blue"]
+    assert turns_of(shares, 6) == ["blue", "blue", "red", "blue", "red", "blue"]
 
 
 def test_nothing_is_remembered_of_a_time_without_waiting_requests() -> None:

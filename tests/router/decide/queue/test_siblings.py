@@ -12,6 +12,7 @@ from router.decide.waiter import Waiter
 from tests.router.decide.queue.waiting import (
     POOL,
     Workers,
+    all_offered,
     drained,
     names,
     offered,
@@ -101,8 +102,7 @@ def test_unless_it_is_enabled_none_is_held() -> None:
 
 def test_requests_without_known_blocks_have_no_siblings() -> None:
     queue = holding()
-    for name in "ab":
-        offered(queue, name, prompt_tokens=4000, new_tokens=4000)
+    all_offered(queue, "ab", prompt_tokens=4000, new_tokens=4000)
     assert drained(queue) == "a b"
 
 

@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 from router.config.settings.queue_settings import TenantSettings, TenantsSettings
 from router.decide.queue.views import rows
 from router.decide.queue_limits.tenants import TENANTS_MAX, Tenants
-from tests.router.decide.queue.waiting import POOL, drained, names, offered, queue_of, turns
+from tests.router.decide.queue.waiting import (
+    POOL,
+    all_offered,
+    drained,
+    names,
+    offered,
+    queue_of,
+    tried_in_vain,
+    turns,
+)
 
 
 def fair(**named: TenantSettings) -> TenantsSettings:
@@ -75,8 +84,7 @@ class TestShares:
 
     def test_without_shares_the_order_alone_decides(self) -> None:
         queue = queue_of()
-        for name in ("a", "b", "c"):
-            offered(queue, name, tenant="blue", new_tokens=1000)
+        all_offered(queue, ("a", "b", "c"), tenant="blue", new_tokens=1000)
         offered(queue, "d", tenant="red")
         assert drained(queue) == "a b c d"
 
@@ -93,10 +101,7 @@ class TestShares:
         for tenant in ("blue", "red"):
             for number in range(9):
                 offered(queue, f"{tenant}{number}", tenant=tenant)
-        attempts = []
-        for waiter in queue.candidates(POOL, 1, 0.0):
-            attempts.append(waiter)
-            queue.passed(waiter, 1)
+        attempts = tried_in_vain(queue)
         assert names(attempts) == "blue0 blue1 blue2 red0 red1"
 
 
@@ -105,8 +110,7 @@ class TestQuotas:
         limits = TenantsSettings(named={"blue": TenantSettings(in_flight_max=2)})
         queue = queue_of(tenants=limits)
         queue.tenants.took("blue", 1.0, 0.0)  # one that did not wait
-        for name in ("a", "b"):
-            offered(queue, name, tenant="blue")
+        all_offered(queue, ("a", "b"), tenant="blue")
         offered(queue, "c", tenant="red")
         assert drained(queue) == "a c"
         assert [row.held_by for row in rows(queue, 0.0, 9)] == ["in_flight_max"]
@@ -115,17 +119,14 @@ class TestQuotas:
 
     def test_a_held_tenant_does_not_hold_others_that_share(self) -> None:
         queue = queue_of(tenants=fair(blue=TenantSettings(in_flight_max=1)))
-        for name in ("a", "b"):
-            offered(queue, name, tenant="blue")
-        for name in ("c", "d"):
-            offered(queue, name, tenant="red")
+        all_offered(queue, ("a", "b"), tenant="blue")
+        all_offered(queue, ("c", "d"), tenant="red")
         assert drained(queue) == "a c d"
 
     def test_tokens_a_second_are_a_bucket(self) -> None:
         limits = TenantsSettings(default=TenantSettings(tokens_per_s=100.0))
         queue = queue_of(tenants=limits)
-        for name in ("a", "b", "c"):
-            offered(queue, name, tenant="blue", prompt_tokens=60, new_tokens=60)
+        all_offered(queue, ("a", "b", "c"), tenant="blue", prompt_tokens=60, new_tokens=60)
         assert drained(queue, 0.0) == "a b", "100 tokens are in the bucket, and 20 are owed"
         assert drained(queue, 0.1999) == ""
         assert [row.held_by for row in rows(queue, 0.1, 9)] == ["tokens_per_s"]

@@ -46,6 +46,22 @@ def offered(queue: AdmissionQueue, name: str, now_s: float = 0.0, **values: Any)
     return waiter
 
 
+def all_offered(
+    queue: AdmissionQueue, names: Iterable[str], now_s: float = 0.0, **values: Any
+) -> list[Waiter]:
+    """Requests that wait from now on, in this order."""
+    return [offered(queue, name, now_s, **values) for name in names]
+
+
+def tried_in_vain(queue: AdmissionQueue) -> list[Waiter]:
+    """The requests of a round that finds room for none."""
+    tried = []
+    for waiter in queue.candidates(POOL, 1, 0.0):
+        tried.append(waiter)
+        queue.passed(waiter, 1)
+    return tried
+
+
 def names(waiters: Iterable[Waiter]) -> str:
     return " ".join(waiter.request_id for waiter in waiters)
 

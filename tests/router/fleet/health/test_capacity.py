@@ -12,7 +12,7 @@ from events.plane.facts import Epoch, Heartbeat
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.config.settings.health_settings import CapacitySettings
-from router.decide.core.progress import Pick, Progress, ProgressState
+from router.decide.core.progress import Pick
 from router.fleet.health.capacity import AGREEING, BLOCK_PERCENT_MIN, Capacities
 from router.fleet.reservations.reservations import Ending
 from router.fleet.table import COLUMNS
@@ -281,8 +281,7 @@ def test_idle_workers_with_estimates_take_requests() -> None:
 
 
 def served(fleet: Fleet, pick: Pick) -> None:
-    done = Progress(pick.reservation.id, ProgressState.FINISHED)
-    fleet.core.report(done, fleet.now_s)
+    fleet.report(pick.reservation, "finished")
     assert pick.reservation.ended is Ending.FINISHED
 
 

@@ -71,6 +71,11 @@ class Bench:
         return standing.until_s - self.now_s
 
 
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
 class TestCauses:
     def test_failures_in_a_row_eject_and_a_success_between_begins_the_count_again(self) -> None:
         bench = Bench()
@@ -83,13 +88,11 @@ class TestCauses:
         assert bench.outliers.reason(W[0]) == "ejected: failures in a row"
         assert bench.changed == [W[0]]
 
-    def test_one_refused_connection_ejects_at_once(self) -> None:
-        bench = Bench()
+    def test_one_refused_connection_ejects_at_once(self, bench: Bench) -> None:
         bench.fail(W[0], Fault.REFUSED)
         assert bench.outliers.reason(W[0]) == "ejected: connections refused"
 
-    def test_one_callers_word_is_judged_between_two_ticks(self) -> None:
-        bench = Bench()
+    def test_one_callers_word_is_judged_between_two_ticks(self, bench: Bench) -> None:
         bench.serve(W[0], "b")
         bench.fail(W[0], Fault.REFUSED)
         assert bench.out() == set()
@@ -98,8 +101,7 @@ class TestCauses:
         bench.outliers.judge(bench.now_s + 0.31)
         assert bench.out() == {W[0]}
 
-    def test_a_share_of_failures_ejects_from_enough_requests_on(self) -> None:
-        bench = Bench()
+    def test_a_share_of_failures_ejects_from_enough_requests_on(self, bench: Bench) -> None:
         for i in range(9):
             bench.serve(W[0]) if i % 2 else bench.fail(W[0])
         assert bench.out() == set(), "nine are too few"
@@ -107,15 +109,13 @@ class TestCauses:
         bench.fail(W[0])
         assert bench.outliers.reason(W[0]) == "ejected: too many failures"
 
-    def test_a_share_below_the_bound_ejects_nobody(self) -> None:
-        bench = Bench()
+    def test_a_share_below_the_bound_ejects_nobody(self, bench: Bench) -> None:
         for i in range(200):
             bench.serve(W[0]) if i % 4 else bench.fail(W[0])
             bench.turn(0.05)
         assert bench.out() == set()
 
-    def test_what_is_older_than_the_window_counts_no_more(self) -> None:
-        bench = Bench()
+    def test_what_is_older_than_the_window_counts_no_more(self, bench: Bench) -> None:
         for _ in range(4):
             bench.fail(W[0])
             bench.serve(W[0])
@@ -125,8 +125,7 @@ class TestCauses:
             bench.serve(W[0])
         assert bench.out() == set()
 
-    def test_switched_off_nothing_is_ejected_and_what_was_is_back(self) -> None:
-        bench = Bench()
+    def test_switched_off_nothing_is_ejected_and_what_was_is_back(self, bench: Bench) -> None:
         bench.fail(W[0], Fault.REFUSED)
         bench.outliers.reconfigure(False)
         assert bench.out() == set()
@@ -160,8 +159,7 @@ class TestTime:
         bench.fail(W[0], times=5)
         assert bench.ejected_for_s(W[0]) == 1
 
-    def test_probes_in_flight_are_one_more_than_were_served(self) -> None:
-        bench = Bench()
+    def test_probes_in_flight_are_one_more_than_were_served(self, bench: Bench) -> None:
         bench.fail(W[0], times=5)
         bench.turn(1.1)
         first = bench.probe(W[0])
@@ -209,8 +207,7 @@ class TestTime:
         bench.turn(0.1)
         assert bench.out() == set()
 
-    def test_answers_to_requests_from_before_an_ejection_are_no_probes(self) -> None:
-        bench = Bench()
+    def test_answers_to_requests_from_before_an_ejection_are_no_probes(self, bench: Bench) -> None:
         for _ in range(5):
             bench.fail(W[0])
             bench.serve(W[0], "b")
@@ -224,8 +221,7 @@ class TestTime:
 
 
 class TestBounds:
-    def test_errors_alone_keep_out_half_of_a_pool_at_most(self) -> None:
-        bench = Bench()
+    def test_errors_alone_keep_out_half_of_a_pool_at_most(self, bench: Bench) -> None:
         for worker in W:
             bench.fail(worker, times=20)
         assert bench.out() == set(W[:4])
@@ -269,8 +265,7 @@ class TestBounds:
         ]
         assert bench.outliers.take_news() == []
 
-    def test_a_forgotten_worker_leaves_nothing(self) -> None:
-        bench = Bench()
+    def test_a_forgotten_worker_leaves_nothing(self, bench: Bench) -> None:
         bench.serve(W[0], "b")
         bench.fail(W[0], Fault.REFUSED)
         bench.fail(W[1], Fault.REFUSED)
@@ -286,8 +281,7 @@ class TestOneCallersWord:
     """A caller that lies, or can't reach a worker that others reach."""
 
     @pytest.mark.parametrize("fault", list(Fault))
-    def test_it_ejects_nobody_whom_others_see_serve(self, fault: Fault) -> None:
-        bench = Bench()
+    def test_it_ejects_nobody_whom_others_see_serve(self, fault: Fault, bench: Bench) -> None:
         bench.serve(W[0], "honest-0")
         for i in range(2000):  # a minute and a half
             bench.fail(W[0], fault, caller="liar", times=3)
@@ -332,16 +326,14 @@ class TestOneCallersWord:
         bench.turn(0.5)
         assert bench.out() == (set() if is_cleared else {W[0]})
 
-    def test_two_callers_eject_at_once(self) -> None:
-        bench = Bench()
+    def test_two_callers_eject_at_once(self, bench: Bench) -> None:
         bench.serve(W[0], "a")
         bench.serve(W[0], "b")
         bench.fail(W[0], Fault.REFUSED, caller="a")
         bench.fail(W[0], Fault.REFUSED, caller="b")
         assert bench.out() == {W[0]}
 
-    def test_what_it_ejected_is_back_as_soon_as_another_is_served(self) -> None:
-        bench = Bench()
+    def test_what_it_ejected_is_back_as_soon_as_another_is_served(self, bench: Bench) -> None:
         bench.fail(W[0], Fault.REFUSED, caller="liar")
         assert bench.out() == {W[0]}
         bench.turn(0.2)
@@ -351,8 +343,7 @@ class TestOneCallersWord:
         bench.turn(0.5)
         assert bench.out() == set(), "its word alone counts no more for a while"
 
-    def test_an_honest_callers_single_failure_doesnt_make_it_true(self) -> None:
-        bench = Bench()
+    def test_an_honest_callers_single_failure_doesnt_make_it_true(self, bench: Bench) -> None:
         for i in range(400):
             bench.fail(W[0], caller="liar")
             bench.serve(W[0], "honest")
@@ -418,8 +409,7 @@ class TestAClosedPort:
         bench.fail(W[0], Fault.REFUSED, caller="b")
         assert bench.out() == set()
 
-    def test_a_refusal_of_before_a_success_is_no_news(self) -> None:
-        bench = Bench()
+    def test_a_refusal_of_before_a_success_is_no_news(self, bench: Bench) -> None:
         bench.serve(W[0], "c")
         bench.turn(0.2)
         bench.fail(W[0], Fault.REFUSED, caller="a")
@@ -444,8 +434,7 @@ class TestAClosedPort:
         assert bench.out() == set()
         assert bench.outliers._standings[W[0]].refusers == {"b"}
 
-    def test_callers_that_were_refused_are_remembered_two_at_most(self) -> None:
-        bench = Bench()
+    def test_callers_that_were_refused_are_remembered_two_at_most(self, bench: Bench) -> None:
         for i in range(10):
             bench.fail(W[0], Fault.REFUSED, caller=f"caller-{i}")
         assert len(bench.outliers._standings[W[0]].refusers) == 2

@@ -12,9 +12,7 @@ from events.plane.facts import Stored, pack_hashes
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.decide.core.progress import Progress, ProgressState
-from router.fleet.health.outliers import (
-    Cause,
-)
+from router.fleet.health.outliers import Cause
 from router.fleet.reservations.reservations import Ending
 from router.request.refusal import Reason, Refusal
 from router.request.request import Role
@@ -195,9 +193,7 @@ def test_a_liar_among_honest_callers_ejects_nobody() -> None:
 
 class TestCore:
     def test_failures_of_clients_and_cancellations_never_count(self) -> None:
-        fleet = Fleet()
-        for name in ("w0", "w1"):
-            fleet.add(name)
+        fleet = Fleet("w0", "w1")
         for ending in (Ending.FAILED_CLIENT, Ending.FAILED_CANCELLED, Ending.FAILED_UNKNOWN):
             for _ in range(30):
                 fail(fleet, fleet.route(prompt(100)).reservation.id, ending)
@@ -233,7 +229,7 @@ class TestCore:
         with pytest.raises(Refusal) as caught:
             fleet.route(prompt(1))
         assert caught.value.reason is Reason.ALL_WORKERS_FULL, "the full one is waited for"
-        receipt = fleet.core.decide(fleet.request(prompt(1)), fleet.now_s)
+        receipt = fleet.decide(prompt(1))
         assert receipt.exclusions() == {"ejected: connections refused": 1, "full": 1}
 
     def test_of_those_that_fell_silent_together_an_ejected_one_comes_last(self) -> None:
@@ -260,14 +256,10 @@ class TestCore:
         found = fleet.route(prompt(4000), role=Role.PAIR).reservation
         assert (found.prefill and found.prefill.worker, found.worker) == (prefill, decode)
         if prefilled:
-            fleet.core.report(Progress(found.id, ProgressState.PREFILL_DONE), fleet.now_s)
-        failed = Progress(
-            found.id,
-            ProgressState.FAILED,
-            failure=Ending.FAILED_REFUSED,
-            failed_worker_id="p" if named else "",
+            fleet.report(found, "prefill_done")
+        fleet.report(
+            found, "failed", failure=Ending.FAILED_REFUSED, failed_worker_id="p" if named else ""
         )
-        fleet.core.report(failed, fleet.now_s)
         blamed = prefill if named or not prefilled else decode
         assert fleet.core.fleet.outliers.reason(blamed)
         assert set(fleet.core.fleet.outcomes) == {blamed}

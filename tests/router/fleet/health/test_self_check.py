@@ -11,7 +11,7 @@ from events.feed.fleet_view import Pull
 from events.feed.stream import StreamState
 from events.plane.facts import Stored, pack_hashes
 from indexer.identity import WorkerKey
-from router.decide.core.progress import Progress, ProgressState
+from router.decide.core.progress import ProgressState
 from router.fleet.health.self_check import (
     RESYNC_MAX_S,
     RESYNC_S,
@@ -29,6 +29,7 @@ from tests.stage.fleet import Fleet, prompt
 HELD = prompt(165)
 """A prompt of ten blocks of 16, and a few tokens."""
 HELD_TOKENS = 160
+W0 = WorkerKey("w0", 0)
 SHORTFALLS = 3
 """On a calm stream."""
 
@@ -52,10 +53,9 @@ class Engines(Fleet):
 
     def finish(self, held: Reservation, cached_tokens: int) -> None:
         """The request is over, and so many tokens of its prompt were reused."""
-        step = Progress(held.id, ProgressState.FINISHED, cached_tokens=cached_tokens)
-        self.core.report(step, self.now_s)
+        self.report(held, "finished", cached_tokens=cached_tokens)
 
-    def report(self, worker_id: str, cached_tokens: int, of: Prompt = HELD) -> CheckResult:
+    def serves(self, worker_id: str, cached_tokens: int, of: Prompt = HELD) -> CheckResult:
         """A whole request; what the check said of it."""
         before = self.check.results.copy()
         self.finish(self.pick(worker_id, of), cached_tokens)
@@ -78,10 +78,18 @@ class Engines(Fleet):
 
     def fall_short(self, worker_id: str, times: int = SHORTFALLS) -> None:
         for _ in range(times):
-            assert self.report(worker_id, 0) is CheckResult.OVER
+            assert self.serves(worker_id, 0) is CheckResult.OVER
 
     def state(self, key: WorkerKey) -> StreamState:
         return self.view.sources[key].stream.state
+
+
+@pytest.fixture
+def fleet() -> Engines:
+    """Of which w0 holds the ten blocks."""
+    fleet = Engines()
+    fleet.holding("w0")
+    return fleet
 
 
 class TestResults:
@@ -99,35 +107,31 @@ class TestResults:
     def test_a_block_more_or_less_is_exact(self, cached_tokens: int, result: CheckResult) -> None:
         fleet = Engines()
         fleet.holding("w0")
-        assert fleet.report("w0", cached_tokens) is result
+        assert fleet.serves("w0", cached_tokens) is result
 
     def test_where_an_engines_blocks_are_larger_it_is_one_of_those(self) -> None:
         fleet = Engines()
         fleet.holding("w0", engine_block_size=64)
-        assert fleet.report("w0", 128) is CheckResult.EXACT  # 10 blocks of 16 hold 2 of 64
-        assert fleet.report("w0", 64) is CheckResult.OVER
+        assert fleet.serves("w0", 128) is CheckResult.EXACT  # 10 blocks of 16 hold 2 of 64
+        assert fleet.serves("w0", 64) is CheckResult.OVER
 
     @pytest.mark.parametrize("tokens", [8, 100])
     def test_nothing_predicted_and_nothing_reused_says_nothing(self, tokens: int) -> None:
         fleet = Engines()
         fleet.holding("w0")
-        assert fleet.report("w0", 0, prompt(tokens, 5000)) is CheckResult.COLD
-        assert fleet.report("w0", 5, prompt(tokens, 5000)) is CheckResult.COLD
+        assert fleet.serves("w0", 0, prompt(tokens, 5000)) is CheckResult.COLD
+        assert fleet.serves("w0", 5, prompt(tokens, 5000)) is CheckResult.COLD
 
-    def test_one_block_predicted_and_none_reused_is_no_hit(self) -> None:
-        fleet = Engines()
-        fleet.holding("w0")
-        assert fleet.report("w0", 0, prompt(20)) is CheckResult.COLD
+    def test_one_block_predicted_and_none_reused_is_no_hit(self, fleet: Engines) -> None:
+        assert fleet.serves("w0", 0, prompt(20)) is CheckResult.COLD
         assert fleet.check.record(WorkerKey("w0", 0)).true_run == 0
 
-    def test_a_removal_that_the_index_knows_of_explains_a_shortfall(self) -> None:
-        fleet = Engines()
-        key = fleet.holding("w0")
+    def test_a_removal_that_the_index_knows_of_explains_a_shortfall(self, fleet: Engines) -> None:
         held = fleet.pick("w0")
-        fleet.remove(key, HELD.prefixes(16)[4:])
+        fleet.remove(W0, HELD.prefixes(16)[4:])
         fleet.finish(held, 64)
         assert fleet.check.results == {CheckResult.EXPLAINED: 1}
-        assert fleet.check.record(key).suspicion == 0
+        assert fleet.check.record(W0).suspicion == 0
 
     def test_what_only_our_picks_predicted_is_not_held_against_a_worker(self) -> None:
         fleet = Engines()
@@ -157,21 +161,17 @@ class TestResults:
     def test_a_worker_without_a_block_size_is_held_to_nothing(self) -> None:
         fleet = Engines()
         fleet.add("w0", block_size=0)
-        assert fleet.report("w0", 100) is CheckResult.UNTRUSTED
+        assert fleet.serves("w0", 100) is CheckResult.UNTRUSTED
 
-    def test_a_reservation_is_checked_once(self) -> None:
-        fleet = Engines()
-        fleet.holding("w0")
+    def test_a_reservation_is_checked_once(self, fleet: Engines) -> None:
         held = fleet.pick("w0")
         for state in (ProgressState.PREFILL_DONE, ProgressState.RUNNING, ProgressState.FINISHED):
-            fleet.core.report(Progress(held.id, state, cached_tokens=0), fleet.now_s)
+            fleet.report(held, state, cached_tokens=0)
         assert fleet.check.results == {CheckResult.OVER: 1}
 
-    def test_a_report_without_cached_tokens_says_nothing(self) -> None:
-        fleet = Engines()
-        fleet.holding("w0")
+    def test_a_report_without_cached_tokens_says_nothing(self, fleet: Engines) -> None:
         held = fleet.pick("w0")
-        fleet.core.report(Progress(held.id, ProgressState.FINISHED), fleet.now_s)
+        fleet.report(held, "finished")
         assert fleet.check.results == {}
 
 
@@ -191,7 +191,7 @@ class TestMissingBlocks:
         held = fleet.pick("w0")
         for _ in range(5):
             fleet.turn(60)
-            fleet.core.report(Progress(held.id, ProgressState.RUNNING), fleet.now_s)
+            fleet.report(held, "running")
         assert fleet.view.index.predicted(slot) == 0, "what the pick predicted is over"
         fleet.beat(key, complete=False)
         fleet.finish(held, HELD_TOKENS)
@@ -201,19 +201,19 @@ class TestMissingBlocks:
     def test_so_is_what_a_stream_leaves_out(self) -> None:
         fleet, key = self.partial()
         fleet.beat(key, lacks=("unnamed_lora",))
-        assert fleet.report("w0", HELD_TOKENS) is CheckResult.UNDER
+        assert fleet.serves("w0", HELD_TOKENS) is CheckResult.UNDER
         assert fleet.check.learned_blocks == 6
 
     def test_so_is_what_an_engine_without_events_reuses(self) -> None:
         fleet = Engines()
         fleet.add("w0", events=False)
-        assert fleet.report("w0", HELD_TOKENS) is CheckResult.UNDER
+        assert fleet.serves("w0", HELD_TOKENS) is CheckResult.UNDER
         assert fleet.check.learned_blocks == 10
 
     def test_a_complete_stream_tells_by_itself(self) -> None:
         fleet, key = self.partial()
         fleet.beat(key)
-        assert fleet.report("w0", HELD_TOKENS) is CheckResult.UNDER
+        assert fleet.serves("w0", HELD_TOKENS) is CheckResult.UNDER
         assert fleet.check.learned_blocks == 0
 
     def test_what_others_stored_meanwhile_is_explained(self) -> None:
@@ -234,7 +234,7 @@ class TestMissingBlocks:
     def test_more_reused_than_predicted_is_a_hit_that_came_true(self) -> None:
         fleet, key = self.partial()
         fleet.fall_short("w0")
-        assert fleet.report("w0", HELD_TOKENS) is CheckResult.UNDER
+        assert fleet.serves("w0", HELD_TOKENS) is CheckResult.UNDER
         assert fleet.resyncs() == []
         assert fleet.check.record(key).suspicion == 0
 
@@ -251,13 +251,11 @@ class TestResyncs:
         assert fleet.resyncs() == []
         assert fleet.check.resyncs == 1
 
-    def test_requests_that_reuse_nothing_among_exact_ones_never_do(self) -> None:
-        fleet = Engines()
-        fleet.holding("w0")
+    def test_requests_that_reuse_nothing_among_exact_ones_never_do(self, fleet: Engines) -> None:
         for _ in range(50):
-            fleet.report("w0", 0)
-            fleet.report("w0", 0)
-            fleet.report("w0", HELD_TOKENS)
+            fleet.serves("w0", 0)
+            fleet.serves("w0", 0)
+            fleet.serves("w0", HELD_TOKENS)
             assert fleet.resyncs() == []
 
     def test_requests_that_predict_nothing_neither_hide_nor_add_shortfalls(self) -> None:
@@ -266,38 +264,32 @@ class TestResyncs:
         for i in range(SHORTFALLS):
             assert fleet.resyncs() == []
             fleet.fall_short("w0", 1)
-            fleet.report("w0", 0, prompt(100, 1000 * (i + 1)))
+            fleet.serves("w0", 0, prompt(100, 1000 * (i + 1)))
         assert len(fleet.resyncs()) == 1
 
-    def test_blocks_that_go_meanwhile_make_a_shortfall_weigh_less(self) -> None:
-        fleet = Engines()
-        key = fleet.holding("w0")
+    def test_blocks_that_go_meanwhile_make_a_shortfall_weigh_less(self, fleet: Engines) -> None:
         for _ in range(SUSPICION_MAX):
             assert fleet.resyncs() == []
             held = fleet.pick("w0")
-            fleet.remove(key, HELD.prefixes(16))
-            fleet.cache(key, HELD)  # by the request that missed them
+            fleet.remove(W0, HELD.prefixes(16))
+            fleet.cache(W0, HELD)  # by the request that missed them
             fleet.finish(held, 0)
         assert fleet.check.results == {CheckResult.OVER: SUSPICION_MAX}
         assert len(fleet.resyncs()) == 1
 
-    def test_a_hit_that_comes_true_in_time_calls_a_resync_off(self) -> None:
-        fleet = Engines()
-        fleet.holding("w0")
+    def test_a_hit_that_comes_true_in_time_calls_a_resync_off(self, fleet: Engines) -> None:
         fleet.fall_short("w0")
-        fleet.report("w0", HELD_TOKENS)
+        fleet.serves("w0", HELD_TOKENS)
         assert fleet.resyncs() == []
 
-    def test_a_stream_that_is_being_read_anew_is_not_asked_for_again(self) -> None:
-        fleet = Engines()
-        key = fleet.holding("w0")
+    def test_a_stream_that_is_being_read_anew_is_not_asked_for_again(self, fleet: Engines) -> None:
         fleet.fall_short("w0")
         pulls = fleet.view.resync("w0", fleet.now_s)
         assert fleet.resyncs() == []
         fleet.answer(pulls)
         fleet.fall_short("w0", SHORTFALLS - 1)
         assert fleet.resyncs() == [], "it begins again"
-        assert fleet.check.record(key).resyncs == 0
+        assert fleet.check.record(W0).resyncs == 0
 
     def test_other_ranks_of_the_engine_are_left_alone(self) -> None:
         fleet = Engines(policy="round-robin")
@@ -308,9 +300,7 @@ class TestResyncs:
         assert [pull.worker for pull in fleet.resyncs()] == [stale]
         assert fleet.state(good) is StreamState.LIVE
 
-    def test_waits_double_up_to_a_bound_while_nothing_helps(self) -> None:
-        fleet = Engines()
-        key = fleet.holding("w0")
+    def test_waits_double_up_to_a_bound_while_nothing_helps(self, fleet: Engines) -> None:
         begun_s: list[float] = []
         while len(begun_s) < 8:
             fleet.turn(1)
@@ -324,20 +314,18 @@ class TestResyncs:
         assert wanted[-1] == wanted[-2] == RESYNC_MAX_S
         assert np.all(waits >= wanted)
         assert np.all(waits <= np.array(wanted) + 3)
-        assert fleet.check.record(key).resyncs == fleet.check.resyncs == 8
+        assert fleet.check.record(W0).resyncs == fleet.check.resyncs == 8
 
-    def test_hits_that_come_true_make_the_next_wait_short_again(self) -> None:
-        fleet = Engines()
-        key = fleet.holding("w0")
+    def test_hits_that_come_true_make_the_next_wait_short_again(self, fleet: Engines) -> None:
         for _ in range(2):
             fleet.turn(2 * RESYNC_S)
             fleet.fall_short("w0")
             fleet.answer(fleet.resyncs())
-        record = fleet.check.record(key)
+        record = fleet.check.record(W0)
         assert (record.wait_s, record.resyncs) == (4 * RESYNC_S, 2)
         for _ in range(TRUE_RUN):
             assert record.resyncs == 2
-            fleet.report("w0", HELD_TOKENS)
+            fleet.serves("w0", HELD_TOKENS)
         assert (record.wait_s, record.resyncs) == (RESYNC_S, 0)
 
     def test_the_fleet_begins_so_many_at_once_and_the_others_wait_their_turn(self) -> None:
@@ -358,15 +346,13 @@ class TestResyncs:
         begun += fleet.resyncs()
         assert len({pull.worker for pull in begun}) == count == fleet.check.resyncs
 
-    def test_a_worker_that_goes_leaves_nothing_behind(self) -> None:
-        fleet = Engines()
-        key = fleet.holding("w0")
+    def test_a_worker_that_goes_leaves_nothing_behind(self, fleet: Engines) -> None:
         fleet.fall_short("w0")
         late = fleet.pick("w0")
         fleet.core.remove("w0", 1.0, fleet.now_s)
         fleet.finish(late, 0)
         assert fleet.resyncs() == []
-        assert fleet.check.record(key).suspicion == 0
+        assert fleet.check.record(W0).suspicion == 0
         assert repr(fleet.check) == "<SelfCheck 3 over; 0 resyncs, 0 due>"
 
 
@@ -395,10 +381,10 @@ class TestLaws:
                     fleet.finish(held, cached_tokens)
                     after_a_hit = bool(held.predicted_tokens and cached_tokens)
                 case "none" if after_a_hit:  # for prompt log probabilities
-                    fleet.report("w0", 0)
+                    fleet.serves("w0", 0)
                     after_a_hit = False
                 case "cold":
-                    fleet.report("w0", 0, prompt(50, 7000))
+                    fleet.serves("w0", 0, prompt(50, 7000))
                 case "store":
                     fleet.store(key, prefixes[: data.draw(st.integers(1, 10))])
                 case "remove":
@@ -431,7 +417,7 @@ class TestLaws:
                     shortfalls += 1
                     points += 1 if step == "over busy" else 10
                 case "cold":
-                    fleet.report("w0", 0, prompt(50, 7000))
+                    fleet.serves("w0", 0, prompt(50, 7000))
                 case "removed":
                     fleet.cache(key, other)
                     fleet.remove(key, other.prefixes(16))

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.decide.core.progress import Progress, ProgressState
+from router.decide.core.progress import ProgressState
 from router.fleet.health.time_check import RATIOS, TimeCheck
 from router.fleet.reservations.reservations import Ending
 from router.fleet.token_times import MEASURED
@@ -17,13 +17,11 @@ IDLE_S = (500 + 1600 * (1 + 800 / 50_000)) / 1000
 
 
 def ttft_fleet(**routing: object) -> Fleet:
-    fleet = Fleet(**{"policy": "ttft", "prefill_rate": 1000.0, **routing})
-    fleet.add("w0")
-    return fleet
+    return Fleet("w0", **{"policy": "ttft", "prefill_rate": 1000.0, **routing})
 
 
 def tell(fleet: Fleet, reservation_id: str, state: ProgressState, **about: object) -> None:
-    fleet.core.report(Progress(reservation_id, state, **about), fleet.now_s)  # type: ignore[arg-type]
+    fleet.report(reservation_id, state, **about)  # type: ignore[arg-type]
 
 
 def route(fleet: Fleet, first: int = 0, **about: object) -> str:
@@ -77,8 +75,7 @@ def test_policies_that_predict_nothing_are_not_measured() -> None:
 
 def test_of_a_pair_the_one_that_computes_the_prompt_is_timed() -> None:
     fleet = Fleet(prefill_policy="ttft", prefill_rate=1000.0)
-    fleet.add("p", role="prefill")
-    fleet.add("d", role="decode")
+    fleet.add_pair()
     picked = route(fleet, role=Role.PAIR)
     fleet.now_s += IDLE_S
     tell(fleet, picked, ProgressState.PREFILL_DONE)

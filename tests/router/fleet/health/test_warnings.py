@@ -294,12 +294,12 @@ class TestReports:
         fleet.cache(key, prompt(100, 9000))  # under other hashes than the prompt has here
         for _ in range(NEVER_RUN):
             assert of(fleet, key) == []
-            fleet.report("w0", HELD_TOKENS)
+            fleet.serves("w0", HELD_TOKENS)
         assert of(fleet, key) == ["hashes_never_match"]
         fleet.beat(key, complete=False)
         assert of(fleet, key) == [], "a partial stream may well lack them"
         fleet.beat(key)
-        fleet.report("w0", 64, prompt(80, 9000))
+        fleet.serves("w0", 64, prompt(80, 9000))
         assert of(fleet, key) == [], "one that matched"
 
     def test_predictions_of_which_nothing_ever_comes_true(self) -> None:
@@ -307,11 +307,11 @@ class TestReports:
         key = fleet.holding("w0")
         for _ in range(NEVER_RUN):
             assert of(fleet, key) == []
-            fleet.report("w0", 0)
+            fleet.serves("w0", 0)
         assert of(fleet, key) == ["hashes_never_match"]
-        fleet.report("w0", 0, prompt(100, 9000))
+        fleet.serves("w0", 0, prompt(100, 9000))
         assert of(fleet, key) == ["hashes_never_match"], "that one says nothing"
-        fleet.report("w0", HELD_TOKENS)
+        fleet.serves("w0", HELD_TOKENS)
         assert of(fleet, key) == []
 
     def test_resyncs_that_help_nothing(self) -> None:
@@ -321,11 +321,11 @@ class TestReports:
             assert of(fleet, key) == []
             fleet.turn(100)
             for _ in range(3):
-                fleet.report("w0", 32)
+                fleet.serves("w0", 32)
             fleet.answer(fleet.resyncs())
         assert of(fleet, key) == ["stale"]
         for _ in range(3):
-            fleet.report("w0", HELD_TOKENS, HELD)
+            fleet.serves("w0", HELD_TOKENS, HELD)
         assert of(fleet, key) == []
 
 

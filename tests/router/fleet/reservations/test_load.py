@@ -21,20 +21,22 @@ def opened(load: WorkerLoad, *numbers: int, at: float, tail: bool = False) -> Ha
     return prefixes
 
 
+@pytest.fixture
+def load() -> WorkerLoad:
+    return WorkerLoad()
+
+
 class TestFusion:
-    def test_a_worker_of_which_nothing_is_known_is_idle(self) -> None:
-        load = WorkerLoad()
+    def test_a_worker_of_which_nothing_is_known_is_idle(self, load: WorkerLoad) -> None:
         assert (load.active_requests(), load.active_blocks(), load.reserved()) == (0, 0, 0)
 
-    def test_what_others_sent_is_external(self) -> None:
-        load = WorkerLoad()
+    def test_what_others_sent_is_external(self, load: WorkerLoad) -> None:
         load.sample(3, 2, 40.0, 100.0)
         assert load.active_requests() == 3 + 2
         assert load.active_blocks() == 40
         assert load.reserved() == 0
 
-    def test_our_own_shows_at_once(self) -> None:
-        load = WorkerLoad()
+    def test_our_own_shows_at_once(self, load: WorkerLoad) -> None:
         load.sample(3, 2, 40.0, 100.0)
         opened(load, 1, 2, 3, at=100.5, tail=True)
         assert load.active_requests() == 5 + 1
@@ -42,8 +44,7 @@ class TestFusion:
         assert load.reserved() == 1
         assert load.prefill_tokens == 48
 
-    def test_what_a_sample_has_seen_of_ours_is_not_counted_twice(self) -> None:
-        load = WorkerLoad()
+    def test_what_a_sample_has_seen_of_ours_is_not_counted_twice(self, load: WorkerLoad) -> None:
         opened(load, 1, 2, 3, at=100.0)
         opened(load, 4, 5, at=101.0)
         # At 100.5 the engine held our first request (3 blocks) and two of others (17 blocks).
@@ -54,20 +55,17 @@ class TestFusion:
         assert load.active_blocks() == 17 + 5
         assert load.reserved() == 1  # the second, sent after the sample
 
-    def test_a_sample_of_the_moment_of_a_change_has_seen_the_change(self) -> None:
-        load = WorkerLoad()
+    def test_a_sample_of_the_moment_of_a_change_has_seen_the_change(self, load: WorkerLoad) -> None:
         opened(load, 1, at=100.0)
         load.sample(1, 0, 1.0, 100.0)
         assert (load.active_requests(), load.active_blocks()) == (1, 1)
 
-    def test_a_sample_from_before_a_pick_leaves_the_pick_on_top(self) -> None:
-        load = WorkerLoad()
+    def test_a_sample_from_before_a_pick_leaves_the_pick_on_top(self, load: WorkerLoad) -> None:
         opened(load, 1, 2, at=100.0)
         load.sample(4, 0, 30.0, 99.0)
         assert (load.active_requests(), load.active_blocks()) == (5, 32)
 
-    def test_requests_that_ended_since_the_sample_are_taken_off_it(self) -> None:
-        load = WorkerLoad()
+    def test_requests_that_ended_since_the_sample_are_taken_off_it(self, load: WorkerLoad) -> None:
         prefixes = opened(load, 1, 2, at=100.0)
         load.sample(3, 0, 12.0, 101.0)
         load.prefill_done(32)
@@ -76,9 +74,8 @@ class TestFusion:
         assert load.reserved() == -1
 
     def test_an_engine_that_has_not_seen_our_requests_yet_has_no_negative_external_load(
-        self,
+        self, load: WorkerLoad
     ) -> None:
-        load = WorkerLoad()
         opened(load, 1, 2, 3, at=100.0)
         load.sample(0, 0, 0.0, 101.0)
         assert (load.external_requests, load.external_blocks) == (0, 0)
@@ -93,10 +90,9 @@ class TestFusion:
         assert load.active_requests() == 4
 
     def test_a_sample_that_came_a_little_older_than_the_one_before_counts_nothing_twice(
-        self,
+        self, load: WorkerLoad
     ) -> None:
         # The same sample, told again: by the delays of messages it seems a little older.
-        load = WorkerLoad()
         opened(load, 1, 2, 3, at=100.0)
         load.sample(1, 0, 3.0, 100.01)
         load.sample(1, 0, 3.0, 99.99)
@@ -112,14 +108,12 @@ class TestFusion:
 
 
 class TestSharedBlocks:
-    def test_a_block_that_two_requests_use_is_held_once(self) -> None:
-        load = WorkerLoad()
+    def test_a_block_that_two_requests_use_is_held_once(self, load: WorkerLoad) -> None:
         opened(load, 1, 2, 3, at=100.0, tail=True)
         opened(load, 1, 2, 4, 5, at=100.0, tail=True)
         assert load.blocks == len({1, 2, 3, 4, 5}) + 2  # the tails are nobody else's
 
-    def test_a_shared_block_is_held_until_its_last_user_goes(self) -> None:
-        load = WorkerLoad()
+    def test_a_shared_block_is_held_until_its_last_user_goes(self, load: WorkerLoad) -> None:
         first = opened(load, 1, 2, 3, at=100.0)
         second = opened(load, 1, 2, 4, at=100.0)
         load.close(first, False, 101.0)
@@ -127,8 +121,7 @@ class TestSharedBlocks:
         load.close(second, False, 102.0)
         assert load.blocks == 0
 
-    def test_blocks_that_are_active_already_are_not_added(self) -> None:
-        load = WorkerLoad()
+    def test_blocks_that_are_active_already_are_not_added(self, load: WorkerLoad) -> None:
         opened(load, 1, 2, 3, at=100.0)
         for chain, active in (((1, 2, 9, 10), 5), ((1, 2, 3), 5), ((7, 8), 7), ((), 7)):
             opened(load, *chain, at=101.0)
@@ -136,15 +129,13 @@ class TestSharedBlocks:
 
 
 class TestHistory:
-    def test_history_is_bounded(self) -> None:
-        load = WorkerLoad()
+    def test_history_is_bounded(self, load: WorkerLoad) -> None:
         for i in range(HISTORY_MAX + 500):
             load.open(NONE, True, 0, 100.0 + i * 1e-4)
             assert len(load._history) <= HISTORY_MAX
         assert len(load._history) > HISTORY_MAX / 2
 
-    def test_no_change_drops_more_of_the_history_than_a_slice(self) -> None:
-        load = WorkerLoad()
+    def test_no_change_drops_more_of_the_history_than_a_slice(self, load: WorkerLoad) -> None:
         for i in range(HISTORY_MAX - 1):
             load.open(NONE, True, 0, 100.0 + i * 1e-4)
         for now_s in (101.0, 200.0, *(200.0 + i for i in range(HISTORY_MAX // FORGOTTEN_MAX))):
@@ -167,16 +158,14 @@ class TestHistory:
             assert len(load._history) <= HISTORY_S + 2
         assert load.requests == 1000
 
-    def test_a_sample_forgets_the_changes_before_it(self) -> None:
-        load = WorkerLoad()
+    def test_a_sample_forgets_the_changes_before_it(self, load: WorkerLoad) -> None:
         for i in range(10):
             load.open(NONE, True, 0, 100.0 + i)
         load.sample(4, 0, 4.0, 103.5)
         assert len(load._history) == 1 + 6  # what held when it was taken, and what came after
         assert load.reserved() == 6
 
-    def test_steps_are_what_held_then_and_each_change_after_it(self) -> None:
-        load = WorkerLoad()
+    def test_steps_are_what_held_then_and_each_change_after_it(self, load: WorkerLoad) -> None:
         for i in range(4):
             load.open(NONE, True, 0, 100.0 + i)
         assert load.steps(101.5) == [(101.0, 2, 2), (102.0, 3, 3), (103.0, 4, 4)]
@@ -185,8 +174,7 @@ class TestHistory:
         load.sample(0, 0, 0.0, 102.5)
         assert load.steps(-inf) == [(102.0, 3, 3), (103.0, 4, 4)]
 
-    def test_what_is_untold_is_known(self) -> None:
-        load = WorkerLoad()
+    def test_what_is_untold_is_known(self, load: WorkerLoad) -> None:
         prefixes = hashes([1])
         for change in (
             lambda: load.open(prefixes, False, 16, 100.0),
@@ -272,10 +260,7 @@ def test_load_is_what_an_oracle_that_forgets_nothing_counts(
                 sampled_s = max(sampled_s, now_s - age_s)  # samples come in order
                 load.sample(running, waiting, float(running), sampled_s)
                 requests, blocks = oracle.ours_at(sampled_s)
-                external = (
-                    max(0.0, running + waiting - requests),
-                    max(0.0, running - blocks),
-                )
+                external = (max(0.0, running + waiting - requests), max(0.0, running - blocks))
         requests, blocks = oracle.ours()
         assert (load.requests, load.blocks) == (requests, blocks)
         assert load.prefill_tokens == oracle.prefill_tokens()

@@ -62,9 +62,7 @@ def test_a_finished_one_is_remembered_by_both_and_open_no_more() -> None:
 
 
 @pytest.mark.parametrize("ending", [one for one in Ending if one is not Ending.FINISHED])
-def test_one_that_did_not_finish_leaves_its_request_free_to_be_routed_anew(
-    ending: Ending,
-) -> None:
+def test_one_that_did_not_finish_leaves_its_request_free_to_be_routed_anew(ending: Ending) -> None:
     reservations, (one,) = some(1)
     reservations.end(one, ending, 5.0)
     assert reservations.of_request("q0") is None

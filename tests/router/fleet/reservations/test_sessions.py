@@ -10,12 +10,12 @@ from events.feed.replicas import SESSIONS_MAX, Moved
 from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
 from router.api.desk import request_codec
-from router.decide.core.progress import Pick, Progress, ProgressState, Repeated
+from router.decide.core.progress import Pick, Repeated
 from router.decide.decision.pairs import FETCHES_FROM_OTHERS
 from router.fleet.reservations.reservations import Reservation
 from router.fleet.reservations.sessions import ANNOUNCED_NAME_BYTES_MAX, Sessions
 from router.request.refusal import Reason, Refusal
-from router.request.request import Role
+from router.request.request import Request, Role
 from tests.stage.fleet import Fleet, hashes, prompt
 from tests.stage.served import asked
 
@@ -124,16 +124,25 @@ def fleet_of_halves(**about: Any) -> Fleet:
     return fleet
 
 
-def resume(fleet: Fleet, session_id: str = "s", **about: Any) -> Pick:
+def read(fleet: Fleet, message: router_pb2.RouteRequest) -> Request:
+    received = request_codec.receive(message.SerializeToString(), 1 << 20)
+    return request_codec.read_request(received, fleet.core, fleet.now_s)
+
+
+def resume(fleet: Fleet, session_id: str = "s", **about: Any) -> Pick | Repeated:
     message = router_pb2.RouteRequest(phase=router_pb2.PHASE_DECODE, session_id=session_id, **about)
-    outcome = fleet.core.route(
-        request_codec.read_request(
-            request_codec.receive(message.SerializeToString(), 1 << 20), fleet.core, fleet.now_s
-        ),
-        fleet.now_s,
-    )
-    assert isinstance(outcome, Pick)
-    return outcome
+    return fleet.core.route(read(fleet, message), fleet.now_s)
+
+
+def begin(fleet: Fleet, worker: str, role: Role = Role.PREFILL) -> None:
+    """Session s begins at a worker."""
+    here = frozenset({worker})
+    fleet.route(prompt(LONG), role=role, session_id="s", allowed_workers=here)
+
+
+def resumed(fleet: Fleet, session_id: str = "s") -> str:
+    """Where a session goes on."""
+    return resume(fleet, session_id).reservation.worker.worker_id
 
 
 def refusal(fleet: Fleet, session_id: str = "s") -> Refusal:
@@ -218,10 +227,9 @@ class TestDecode:
     @pytest.mark.parametrize("home", ["p0", "p1"])
     def test_decode_goes_near_where_the_session_s_prompt_was_computed(self, home: str) -> None:
         fleet = fleet_of_halves()
-        fleet.route(
-            prompt(LONG), role=Role.PREFILL, session_id="s", allowed_workers=frozenset({home})
-        )
+        begin(fleet, home)
         pick = resume(fleet)
+        assert isinstance(pick, Pick)
         assert pick.reservation.worker.worker_id == home.replace("p", "d")
         assert pick.reservation.prompt_tokens == LONG
         assert pick.reservation.new_tokens == 0, "the prompt is computed already"
@@ -234,6 +242,7 @@ class TestDecode:
         fleet.add("d1", role="decode", labels={"revision": "v2"})
         fleet.route(prompt(LONG), role=Role.PREFILL, session_id="s")
         pick = resume(fleet)
+        assert isinstance(pick, Pick)
         assert pick.reservation.worker.worker_id == "d0"
         assert pick.decision.exclusions() == {"role is prefill": 1, FETCHES_FROM_OTHERS: 1}
 
@@ -245,33 +254,26 @@ class TestDecode:
             fleet.cache(key, prompt(LONG))
             used = 800.0 if revision == "v1" else 0.0
             fleet.add(f"d-{revision}", role="decode", labels=label, used_blocks=used)
-        here = frozenset({"p-v1"})
-        fleet.route(prompt(LONG), role=Role.PREFILL, session_id="s", allowed_workers=here)
-        assert resume(fleet).reservation.worker.worker_id == "d-v1"
+        begin(fleet, "p-v1")
+        assert resumed(fleet) == "d-v1"
 
     def test_decode_stays_where_the_cache_is(self) -> None:
         fleet = fleet_of_halves()
-        fleet.route(
-            prompt(LONG), role=Role.DECODE, session_id="s", allowed_workers=frozenset({"d1"})
-        )
-        assert {resume(fleet).reservation.worker.worker_id for _ in range(3)} == {"d1"}
+        begin(fleet, "d1", Role.DECODE)
+        assert {resumed(fleet) for _ in range(3)} == {"d1"}
 
     def test_what_the_events_told_counts_and_not_where_it_was_sent(self) -> None:
         fleet = fleet_of_halves(predicted_ttl_s=0.0)
-        fleet.route(
-            prompt(LONG), role=Role.PREFILL, session_id="s", allowed_workers=frozenset({"p0"})
-        )
+        begin(fleet, "p0")
         fleet.cache(WorkerKey("p1", 0), prompt(LONG))
-        assert resume(fleet).reservation.worker.worker_id == "d1"
+        assert resumed(fleet) == "d1"
 
     def test_nobody_holds_it_any_more(self) -> None:
         fleet = fleet_of_halves(predicted_ttl_s=0.0)
         key = WorkerKey("p0", 0)
-        fleet.route(
-            prompt(LONG), role=Role.PREFILL, session_id="s", allowed_workers=frozenset({"p0"})
-        )
+        begin(fleet, "p0")
         fleet.cache(key, prompt(LONG))
-        assert resume(fleet).reservation.worker.worker_id == "d0"
+        assert resumed(fleet) == "d0"
         fleet.clear(key)
         told = refusal(fleet)
         assert told.reason is Reason.UNKNOWN_SESSION
@@ -287,14 +289,12 @@ class TestDecode:
 
     def test_a_stream_that_can_t_be_trusted_denies_nothing(self) -> None:
         fleet = fleet_of_halves(predicted_ttl_s=0.0)
-        fleet.route(
-            prompt(LONG), role=Role.PREFILL, session_id="s", allowed_workers=frozenset({"p1"})
-        )
+        begin(fleet, "p1")
         key = WorkerKey("p1", 0)
         assert refusal(fleet).reason is Reason.UNKNOWN_SESSION
         fleet.tell(key, lost=True)
         fleet.beat(key)
-        assert resume(fleet).reservation.worker.worker_id == "d1"
+        assert resumed(fleet) == "d1"
 
     def test_an_unknown_session_is_not_found(self) -> None:
         fleet = fleet_of_halves()
@@ -321,15 +321,7 @@ class TestDecode:
         fleet = fleet_of_halves()
         fleet.route(prompt(LONG), role=Role.PREFILL, session_id="s")
         first = resume(fleet, request_id="x")
-        message = router_pb2.RouteRequest(
-            phase=router_pb2.PHASE_DECODE, session_id="s", request_id="x"
-        )
-        again = fleet.core.route(
-            request_codec.read_request(
-                request_codec.receive(message.SerializeToString(), 1 << 20), fleet.core, fleet.now_s
-            ),
-            fleet.now_s,
-        )
+        again = resume(fleet, request_id="x")
         assert isinstance(again, Repeated)
         assert again.reservation is first.reservation
 
@@ -338,35 +330,31 @@ class TestDecode:
         fleet.add("a", model="alpha")
         fleet.add("b", model="beta")
         fleet.route(prompt(LONG), model="beta", session_id="s")
-        assert resume(fleet).reservation.worker.worker_id == "b"
+        assert resumed(fleet) == "b"
 
     def test_what_it_reserves_ends_like_all_else(self) -> None:
         fleet = fleet_of_halves()
         fleet.route(prompt(LONG), role=Role.PREFILL, session_id="s")
         before = fleet.loads()
         pick = resume(fleet)
-        fleet.core.report(Progress(pick.reservation.id, ProgressState.FINISHED), fleet.now_s)
+        fleet.report(pick.reservation, "finished")
         assert fleet.loads() == before
 
     def test_a_prompt_counts_for_more_than_the_session(self) -> None:
         fleet = fleet_of_halves()
         message = asked(100, phase=router_pb2.PHASE_DECODE, session_id="unheard-of")
-        request = request_codec.read_request(
-            request_codec.receive(message.SerializeToString(), 1 << 20), fleet.core, fleet.now_s
-        )
+        request = read(fleet, message)
         assert request.resumed is None
         assert isinstance(fleet.core.route(request, fleet.now_s), Pick)
 
 
 class TestSticky:
     def test_a_session_that_had_to_move_stays_where_it_went(self) -> None:
-        fleet = Fleet(policy="session-sticky")
-        for i in range(4):
-            fleet.add(f"w{i}")
+        fleet = Fleet("w0", "w1", "w2", "w3", policy="session-sticky")
 
         def picked() -> str:
             pick = fleet.route(prompt(64), session_id="s")
-            fleet.core.report(Progress(pick.reservation.id, ProgressState.FINISHED), fleet.now_s)
+            fleet.report(pick.reservation, "finished")
             return pick.reservation.worker.worker_id
 
         home = picked()

@@ -16,6 +16,8 @@ from router.net.listener.http_bounds import HttpBounds
 from tests.stage.certificates import Authority, written
 from tests.stage.gateway import Worker, answering
 from tests.stage.picker import Stage, a_picker, request_headers
+from tests.stage.served import refusal
+from tests.stage.tcp import exchanged
 from tests.stage.waiting import until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -58,9 +60,7 @@ async def test_plain_connections_may_be_refused(tmp_path: Path) -> None:
     certificates = Certificates(written(tmp_path, authority.issue()))
     async with a_picker(worker(), certificates=certificates, tls="server") as stage:
         assert await status(trusting(stage, authority)) == SERVING
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await status(plain(stage))
-        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert (await refusal(status(plain(stage)))).code is grpc.StatusCode.UNAVAILABLE
         assert stage.sample("kvroute_picker_connections_total", kind="refused") >= 1
 
 
@@ -70,16 +70,14 @@ async def test_certificates_of_callers_may_be_asked_for(tmp_path: Path) -> None:
     async with a_picker(worker(), certificates=certificates, tls="mutual") as stage:
         assert await status(trusting(stage, authority, authority.issue("envoy"))) == SERVING
         for pair in (None, stranger.issue("envoy")):
-            with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await status(trusting(stage, authority, pair))
-            assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert (
+                await refusal(status(trusting(stage, authority, pair)))
+            ).code is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_tls_without_a_certificate_is_refused_and_nobody_else() -> None:
-    async with a_picker(worker()) as stage:
-        with pytest.raises(grpc.aio.AioRpcError):
-            await status(trusting(stage, Authority()))
-        assert await status(plain(stage)) == SERVING
+async def test_tls_without_a_certificate_is_refused_and_nobody_else(stage: Stage) -> None:
+    await refusal(status(trusting(stage, Authority())))
+    assert await status(plain(stage)) == SERVING
 
 
 @pytest.mark.parametrize("tls", ["server", "mutual"])
@@ -90,21 +88,15 @@ async def test_tls_needs_its_files(tls: str) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n"])
-async def test_what_is_no_http2_is_closed(sent: bytes) -> None:
-    async with a_picker(worker()) as stage:
-        reader, writer = await asyncio.open_connection("127.0.0.1", stage.picker.port)
-        writer.write(sent)
-        assert b"HTTP/1" not in await reader.read()
-        writer.close()
-        assert await status(plain(stage)) == SERVING
+async def test_what_is_no_http2_is_closed(sent: bytes, stage: Stage) -> None:
+    assert b"HTTP/1" not in await exchanged(stage.picker.port, sent)
+    assert await status(plain(stage)) == SERVING
 
 
 async def test_a_connection_that_says_nothing_is_closed_and_counted() -> None:
     async with a_picker(worker(), http=HttpBounds(head_timeout_s=0.05)) as stage:
-        reader, writer = await asyncio.open_connection("127.0.0.1", stage.picker.port)
-        assert await reader.read() == b""
+        assert await exchanged(stage.picker.port) == b""
         assert stage.picker.connections.closed["slow_head"] == 1
-        writer.close()
 
 
 async def test_silent_connections_make_room_for_others() -> None:
@@ -124,11 +116,9 @@ async def test_a_silent_gateway_is_pinged_and_one_that_is_gone_is_closed(
     monkeypatch.setattr(port, "LOOK_S", 0.01)
     monkeypatch.setattr(port, "KEEPALIVE_TIMEOUT_S", 0.05)
     async with a_picker(worker(), keepalive_s=0.05) as stage:
-        reader, writer = await asyncio.open_connection("127.0.0.1", stage.picker.port)
-        writer.write(PREFACE + frame(SETTINGS, 0, 0))
-        assert frame(PING, 0, 0, bytes(8)) in await reader.read()
+        last = await exchanged(stage.picker.port, PREFACE, frame(SETTINGS, 0, 0))
+        assert frame(PING, 0, 0, bytes(8)) in last
         assert stage.picker.connections.closed["keepalive"] == 1
-        writer.close()
         assert await status(plain(stage)) == SERVING
 
 
@@ -138,11 +128,8 @@ async def test_an_old_connection_is_left_by_its_gateway_and_its_requests_end(
     monkeypatch.setattr(port, "LOOK_S", 0.01)
     monkeypatch.setattr(port, "FAREWELL_S", 0.05)
     async with a_picker(worker(), connection_age_s=0.05) as stage:
-        call = stage.call()
-        await call.write(request_headers("/v1/chat/completions"))
-        await until(
-            lambda: stage.sample("kvroute_open_requests", program="picker") == 1, "it is open"
-        )
+        call = await stage.sent(request_headers("/v1/chat/completions"))
+        await stage.until_open(1)
         for _ in range(20):
             assert await status(plain(stage)) == SERVING
         assert stage.sample("kvroute_open_requests", program="picker") == 1, "its request goes on"
@@ -151,16 +138,11 @@ async def test_an_old_connection_is_left_by_its_gateway_and_its_requests_end(
         assert stage.picker.connections.closed["age"] == 0
 
 
-async def test_a_connection_that_breaks_ends_its_requests() -> None:
-    async with a_picker(worker()) as stage:
-        calls = [stage.call() for _ in range(5)]
-        for call in calls:
-            await call.write(request_headers("/v1/chat/completions"))
-        await until(
-            lambda: stage.sample("kvroute_open_requests", program="picker") == 5, "all are open"
-        )
-        await stage.channel.close()
-        await until(
-            lambda: stage.sample("kvroute_open_requests", program="picker") == 0, "all are over"
-        )
-        assert stage.sample("kvroute_picker_requests_total", outcome="cancelled") == 5
+async def test_a_connection_that_breaks_ends_its_requests(stage: Stage) -> None:
+    calls = [stage.call() for _ in range(5)]
+    for call in calls:
+        await call.write(request_headers("/v1/chat/completions"))
+    await stage.until_open(5)
+    await stage.channel.close()
+    await stage.until_open(0)
+    assert stage.sample("kvroute_picker_requests_total", outcome="cancelled") == 5

@@ -66,9 +66,7 @@ async def answered(stage: Stage, call: object, served: str = "") -> None:
 async def test_istio_reads_the_metadata_and_names_no_subset() -> None:
     """`envoy.lb` alone goes either way, so a subset never comes; the served endpoint does."""
     async with a_picker(*workers()) as stage:
-        call = stage.call()
-        await call.write(request_headers(CHAT))
-        await call.write(request_body(BODY))
+        call = await stage.sent(request_headers(CHAT), request_body(BODY))
         picked = by_metadata(await call.read())
         assert picked in addresses(stage)
         await call.read()

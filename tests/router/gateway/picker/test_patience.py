@@ -45,7 +45,8 @@ from tests.stage.picker import (
     response_body,
     response_headers,
 )
-from tests.stage.waiting import DEADLINE_S, until
+from tests.stage.tcp import exchanged
+from tests.stage.waiting import DEADLINE_S
 
 HEAD_S = 20.0
 
@@ -231,8 +232,7 @@ async def test_a_timer_that_was_too_early_is_set_again_and_one_that_was_stopped_
     late = asyncio.Event()
     patience = Patience(_times(now_s, now_s + 0.01, now_s + 0.01, now_s), late.set)
     patience.await_deadline()
-    async with asyncio.timeout(DEADLINE_S):
-        await late.wait()
+    await asyncio.wait_for(late.wait(), DEADLINE_S)
     late.clear()
     over = Patience(_times(now_s), late.set)
     over.await_deadline()
@@ -250,8 +250,7 @@ async def test_a_timer_is_set_again_for_an_earlier_time_alone() -> None:
     patience.await_deadline()
     patience.await_deadline()  # stays at the first time, which looks again
     patience.await_deadline()
-    async with asyncio.timeout(DEADLINE_S):
-        await late.wait()
+    await asyncio.wait_for(late.wait(), DEADLINE_S)
 
 
 async def code(call: Any) -> grpc.StatusCode:
@@ -284,25 +283,21 @@ async def test_a_stream_without_a_message_ends_on_the_port() -> None:
 async def test_a_body_that_stops_ends_with_408_on_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.gateway.server.pace.GRACE_S", 0.05)
     async with a_picker(worker()) as stage:
-        call = stage.call()
-        await call.write(request_headers(CHAT))
-        await call.write(request_body(BODY[:9], last=False))
+        call = await stage.sent(request_headers(CHAT), request_body(BODY[:9], last=False))
         assert (await call.read()).immediate_response.status.code == 408
         assert await call.read() is grpc.aio.EOF
         assert stage.sample("kvroute_open_requests", program="picker") == 0
 
 
-async def test_a_gateways_own_end_and_what_is_no_message_are_counted_apart() -> None:
-    async with a_picker(worker()) as stage:
-        call = stage.call()
-        await call.done_writing()
-        assert await code(call) == grpc.StatusCode.OK
-        await counted(stage, Early.LEFT)
-        call = stage.call()
-        await call.write(request_body(BODY))
-        assert await code(call) == grpc.StatusCode.INVALID_ARGUMENT
-        await counted(stage, Early.MALFORMED)
-        assert stage.sample("kvroute_picker_requests_total", outcome="cancelled") == 0
+async def test_a_gateways_own_end_and_what_is_no_message_are_counted_apart(stage: Stage) -> None:
+    call = stage.call()
+    await call.done_writing()
+    assert await code(call) == grpc.StatusCode.OK
+    await counted(stage, Early.LEFT)
+    call = await stage.sent(request_body(BODY))
+    assert await code(call) == grpc.StatusCode.INVALID_ARGUMENT
+    await counted(stage, Early.MALFORMED)
+    assert stage.sample("kvroute_picker_requests_total", outcome="cancelled") == 0
 
 
 async def test_a_stop_waits_for_requests_and_for_no_stream_without_one() -> None:
@@ -312,9 +307,7 @@ async def test_a_stop_waits_for_requests_and_for_no_stream_without_one() -> None
         await over.write(response_headers())
         await over.write(response_body(USAGE, last=True))
         call = await begun(stage)
-        await until(
-            lambda: stage.sample("kvroute_open_requests", program="picker") == 1, "one is under way"
-        )
+        await stage.until_open(1)
         stopping = asyncio.create_task(stage.picker.stop())
         assert await code(idle) == grpc.StatusCode.UNAVAILABLE
         assert await code(over) == grpc.StatusCode.OK
@@ -329,14 +322,14 @@ async def test_a_stop_waits_for_requests_and_for_no_stream_without_one() -> None
 @pytest.mark.parametrize(
     ("text", "status"), [(b"20m", Status.DEADLINE_EXCEEDED), (b"20", Status.INTERNAL)]
 )
-async def test_the_deadline_of_a_call_is_that_of_its_headers(text: bytes, status: Status) -> None:
-    async with a_picker(worker()) as stage:
-        reader, writer = await asyncio.open_connection("127.0.0.1", stage.picker.port)
-        head = call_head(PROCESS.encode()) + literal(b"grpc-timeout", text)
-        writer.write(PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, END_HEADERS, 1, head))
-        async with asyncio.timeout(DEADLINE_S):
-            await reader.readuntil(literal(b"grpc-status", b"%d" % status))
-        writer.close()
+async def test_the_deadline_of_a_call_is_that_of_its_headers(
+    text: bytes, status: Status, stage: Stage
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", stage.picker.port)
+    head = call_head(PROCESS.encode()) + literal(b"grpc-timeout", text)
+    writer.write(PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, END_HEADERS, 1, head))
+    await asyncio.wait_for(reader.readuntil(literal(b"grpc-status", b"%d" % status)), DEADLINE_S)
+    writer.close()
 
 
 async def test_streams_that_end_without_a_request_are_freed(
@@ -347,9 +340,5 @@ async def test_streams_that_end_without_a_request_are_freed(
     async with a_picker(worker()) as stage, freed_at_once(PickedRequest, Http2Protocol):
         opened = frame(HEADERS, END_HEADERS, 1, call_head(PROCESS.encode()))
         for rest in (frame(DATA, END_STREAM, 1), frame(DATA, 0, 0)):  # the second is of no stream
-            reader, writer = await asyncio.open_connection("127.0.0.1", stage.picker.port)
-            writer.write(PREFACE + frame(SETTINGS, 0, 0) + opened + rest)
-            writer.write_eof()
-            async with asyncio.timeout(DEADLINE_S):
-                await reader.read()
-            writer.close()
+            settings = frame(SETTINGS, 0, 0)
+            await exchanged(stage.picker.port, PREFACE, settings, opened, rest, ends=True)

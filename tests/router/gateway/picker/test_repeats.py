@@ -77,36 +77,30 @@ async def test_a_request_by_two_filters_of_one_gateway_is_reserved_for_once() ->
         await stage.counted("kvroute_picker_requests_total", 2, outcome="finished")
 
 
-async def test_a_client_that_names_id_and_endpoint_is_picked_for_as_any_other() -> None:
-    async with a_picker(worker()) as stage:
-        (endpoint,) = {each.address.removeprefix("http://") for each in stage.workers}
-        own = {"x_request_id": "r", "x_gateway_destination_endpoint": endpoint}
-        calls = [(await asked(stage, **own))[0] for _ in range(3)]
-        assert stage.open == 3
-        await ended(stage, *calls)
-        assert stage.endings == {Ending.FINISHED: 3}
-        assert stage.sample("kvroute_picker_requests_total", outcome="repeated") == 0
+async def test_a_client_that_names_id_and_endpoint_is_picked_for_as_any_other(stage: Stage) -> None:
+    (endpoint,) = {each.address.removeprefix("http://") for each in stage.workers}
+    own = {"x_request_id": "r", "x_gateway_destination_endpoint": endpoint}
+    calls = [(await asked(stage, **own))[0] for _ in range(3)]
+    assert stage.open == 3
+    await ended(stage, *calls)
+    assert stage.endings == {Ending.FINISHED: 3}
+    assert stage.sample("kvroute_picker_requests_total", outcome="repeated") == 0
 
 
-async def test_a_second_filter_is_counted_where_the_first_one_has_left() -> None:
-    async with a_picker(worker()) as stage:
-        first, endpoint = await asked(stage, x_request_id="r")
-        more = {"x_request_id": "r", "x_gateway_destination_endpoint": endpoint}
-        await ended(stage, first)
-        second, _ = await asked(stage, **more)
-        assert stage.open == 1
-        await ended(stage, second)
-        assert stage.endings == {Ending.FINISHED: 2}
+async def test_a_second_filter_is_counted_where_the_first_one_has_left(stage: Stage) -> None:
+    first, endpoint = await asked(stage, x_request_id="r")
+    more = {"x_request_id": "r", "x_gateway_destination_endpoint": endpoint}
+    await ended(stage, first)
+    second, _ = await asked(stage, **more)
+    assert stage.open == 1
+    await ended(stage, second)
+    assert stage.endings == {Ending.FINISHED: 2}
 
 
-async def test_headers_of_the_engines_plane_end_at_the_picker() -> None:
-    async with a_picker(worker()) as stage:
-        call = stage.call()
-        own = {"x_data_parallel_rank": "3", "x_override_bootstrap_host": "10.0.0.9", "x_other": "1"}
-        await call.write(request_headers(CHAT, last=True, **own))
-        mutation = (await call.read()).request_headers.response.header_mutation
-        assert sorted(mutation.remove_headers) == [
-            "x-data-parallel-rank",
-            "x-override-bootstrap-host",
-        ]
-        call.cancel()
+async def test_headers_of_the_engines_plane_end_at_the_picker(stage: Stage) -> None:
+    call = stage.call()
+    own = {"x_data_parallel_rank": "3", "x_override_bootstrap_host": "10.0.0.9", "x_other": "1"}
+    await call.write(request_headers(CHAT, last=True, **own))
+    mutation = (await call.read()).request_headers.response.header_mutation
+    assert sorted(mutation.remove_headers) == ["x-data-parallel-rank", "x-override-bootstrap-host"]
+    call.cancel()

@@ -166,8 +166,7 @@ def test_a_whole_answer() -> None:
     parts = [each.response_body.response.body_mutation.streamed_response for each in seen.sent[1:]]
     assert b"".join(each.body for each in parts) == EVENT + EVENT + END
     assert [each.end_of_stream for each in parts] == [False, False, True]
-    assert seen.served_by == ["10.0.0.1:8000"]
-    assert seen.first_tokens == 1
+    assert (seen.served_by, seen.first_tokens) == (["10.0.0.1:8000"], 1)
     assert seen.tokens >= 2
     assert seen.blame is None
     ((outcome, _),) = seen.ends
@@ -208,12 +207,7 @@ def test_the_status_says_whose_fault_it_is(status: int, blame: Blame | None) -> 
 def test_a_stream_that_ends_early_was_cancelled(way: str) -> None:
     for steps in range(4):
         stream, seen = a_stream()
-        told = (
-            request_headers(CHAT),
-            request_body(BODY),
-            response_headers(),
-            response_body(EVENT),
-        )
+        told = (request_headers(CHAT), request_body(BODY), response_headers(), response_body(EVENT))
         for number, message in enumerate(told[: steps + 1]):
             tell(stream, message)
             if number == 1:
@@ -296,8 +290,7 @@ def test_envoys_own_answer_before_a_pick() -> None:
     tell(stream, request_headers(CHAT), request_body(BODY[:5], last=False))
     tell(stream, response_headers(413, "text/plain"), response_body(b"too large", last=True))
     assert kinds(seen.sent) == ["response_headers", "response_body"]
-    assert seen.ends == [(None, True)]
-    assert seen.questions == []
+    assert (seen.ends, seen.questions) == ([(None, True)], [])
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

@@ -29,6 +29,7 @@ from tests.stage.picker import (
     response_body,
     response_headers,
 )
+from tests.stage.served import refusal
 from tests.stage.waiting import DEADLINE_S, free_port, until
 
 CHAT = "/v1/chat/completions"
@@ -45,9 +46,7 @@ def worker() -> Worker:
 
 async def asked(stage: Stage, body: bytes = BODY, **headers: str) -> tuple[object, str]:
     """A stream whose request is picked for, and the endpoint."""
-    call = stage.call()
-    await call.write(request_headers(CHAT, **headers))
-    await call.write(request_body(body))
+    call = await stage.sent(request_headers(CHAT, **headers), request_body(body))
     endpoint = picked(await call.read())
     echoed = (await call.read()).request_body.response.body_mutation.streamed_response
     assert (echoed.body, echoed.end_of_stream) == (body, True)
@@ -76,47 +75,41 @@ async def test_a_stream_of_events_is_passed_on_as_it_came() -> None:
         assert stage.sample("kvroute_open_requests", program="picker") == 0
 
 
-async def test_a_client_that_leaves_leaves_no_reservation() -> None:
-    async with a_picker(worker()) as stage:
-        call, _ = await asked(stage)
-        assert stage.open == 1
-        call.cancel()
-        await stage.idle()
-        assert stage.endings == {Ending.FAILED_CANCELLED: 1}
-        await stage.counted("kvroute_picker_requests_total", outcome="cancelled")
+async def test_a_client_that_leaves_leaves_no_reservation(stage: Stage) -> None:
+    call, _ = await asked(stage)
+    assert stage.open == 1
+    call.cancel()
+    await stage.idle()
+    assert stage.endings == {Ending.FAILED_CANCELLED: 1}
+    await stage.counted("kvroute_picker_requests_total", outcome="cancelled")
 
 
 @pytest.mark.parametrize(
     ("status", "outcome"), [(503, "failed"), (429, "failed"), (400, "worker_refused")]
 )
-async def test_an_error_of_the_worker_is_reported(status: int, outcome: str) -> None:
-    async with a_picker(worker()) as stage:
-        call, _ = await asked(stage)
-        await call.write(response_headers(status, "application/json"))
-        await call.read()
-        await call.write(response_body(b'{"error":{}}', last=True))
-        await call.read()
-        await call.done_writing()
-        await stage.idle()
-        await stage.counted("kvroute_picker_requests_total", outcome=outcome)
-        assert sum(stage.endings.values()) == 1
+async def test_an_error_of_the_worker_is_reported(status: int, outcome: str, stage: Stage) -> None:
+    call, _ = await asked(stage)
+    await call.write(response_headers(status, "application/json"))
+    await call.read()
+    await call.write(response_body(b'{"error":{}}', last=True))
+    await call.read()
+    await call.done_writing()
+    await stage.idle()
+    await stage.counted("kvroute_picker_requests_total", outcome=outcome)
+    assert sum(stage.endings.values()) == 1
 
 
-async def test_a_refusal_is_an_answer_of_http() -> None:
-    async with a_picker() as stage:
-        call = stage.call()
-        await call.write(request_headers(CHAT))
-        await call.write(request_body(BODY))
-        refused = (await call.read()).immediate_response
-        assert refused.status.code == 503
-        headers = {
-            each.header.key: each.header.raw_value.decode() for each in refused.headers.set_headers
-        }
-        assert headers["x-kvroute-reason"] == "NO_WORKER"
-        assert headers["retry-after"] == "1"
-        assert b'"code":"NO_WORKER"' in refused.body
-        assert await call.read() is grpc.aio.EOF
-        assert stage.sample("kvroute_refusals_total", program="picker", reason="NO_WORKER") == 1
+async def test_a_refusal_is_an_answer_of_http(empty: Stage) -> None:
+    call = await empty.sent(request_headers(CHAT), request_body(BODY))
+    refused = (await call.read()).immediate_response
+    assert refused.status.code == 503
+    headers = {
+        each.header.key: each.header.raw_value.decode() for each in refused.headers.set_headers
+    }
+    assert (headers["x-kvroute-reason"], headers["retry-after"]) == ("NO_WORKER", "1")
+    assert b'"code":"NO_WORKER"' in refused.body
+    assert await call.read() is grpc.aio.EOF
+    assert empty.sample("kvroute_refusals_total", program="picker", reason="NO_WORKER") == 1
 
 
 @pytest.mark.parametrize("in_process", [False, True])
@@ -138,62 +131,55 @@ async def test_a_request_of_a_gateway_that_reads_no_answers_is_decided_and_reser
         assert stage.sample("kvroute_by_load_total", program="picker", reason="fault") == 0
 
 
-async def test_an_observed_stream_that_ends_before_the_decision_is_cancelled() -> None:
-    async with a_picker(worker()) as stage:
-        call = stage.call()
-        message = request_headers(CHAT)
+async def test_an_observed_stream_that_ends_before_the_decision_is_cancelled(stage: Stage) -> None:
+    call = stage.call()
+    message = request_headers(CHAT)
+    message.observability_mode = True
+    await call.write(message)
+    await stage.until_open(1)
+    call.cancel()
+    await stage.counted("kvroute_picker_requests_total", outcome="cancelled")
+    assert stage.served.fleet.core.fleet.observed.picks == 0
+
+
+async def test_a_request_that_is_observed_and_fits_no_worker_is_counted_as_refused(
+    empty: Stage,
+) -> None:
+    call = empty.call()
+    for message in (request_headers(CHAT), request_body(BODY)):
         message.observability_mode = True
         await call.write(message)
-        await until(
-            lambda: stage.sample("kvroute_open_requests", program="picker") == 1, "it is read"
-        )
-        call.cancel()
-        await stage.counted("kvroute_picker_requests_total", outcome="cancelled")
-        assert stage.served.fleet.core.fleet.observed.picks == 0
+    assert await call.read() is grpc.aio.EOF
+    await empty.counted("kvroute_picker_requests_total", outcome="refused")
+    assert empty.sample("kvroute_refusals_total", program="picker", reason="NO_WORKER") == 1
 
 
-async def test_a_request_that_is_observed_and_fits_no_worker_is_counted_as_refused() -> None:
-    async with a_picker() as stage:
-        call = stage.call()
-        for message in (request_headers(CHAT), request_body(BODY)):
-            message.observability_mode = True
-            await call.write(message)
-        assert await call.read() is grpc.aio.EOF
-        await stage.counted("kvroute_picker_requests_total", outcome="refused")
-        assert stage.sample("kvroute_refusals_total", program="picker", reason="NO_WORKER") == 1
+async def test_a_get_goes_by_load_and_reserves_nothing(stage: Stage) -> None:
+    call = await stage.sent(request_headers("/v1/models", last=True))
+    assert picked(await call.read())
+    assert stage.open == 0
+    await call.write(response_headers(content_type="application/json", last=True))
+    await call.read()
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    assert stage.sample("kvroute_by_load_total", program="picker", reason="unknown_path") == 1
+    await stage.counted("kvroute_picker_requests_total", outcome="blind")
 
 
-async def test_a_get_goes_by_load_and_reserves_nothing() -> None:
-    async with a_picker(worker()) as stage:
-        call = stage.call()
-        await call.write(request_headers("/v1/models", last=True))
-        assert picked(await call.read())
-        assert stage.open == 0
-        await call.write(response_headers(content_type="application/json", last=True))
-        await call.read()
-        await call.done_writing()
-        assert await call.read() is grpc.aio.EOF
-        assert stage.sample("kvroute_by_load_total", program="picker", reason="unknown_path") == 1
-        await stage.counted("kvroute_picker_requests_total", outcome="blind")
-
-
-async def test_a_long_body_comes_back_in_parts_that_every_gateway_takes() -> None:
+async def test_a_long_body_comes_back_in_parts_that_every_gateway_takes(stage: Stage) -> None:
     long = b'{"model":"m","messages":[{"role":"user","content":"' + b"x" * 300_000 + b'"}]}'
-    async with a_picker(worker()) as stage:
-        call = stage.call()
-        await call.write(request_headers(CHAT))
-        await call.write(request_body(long))
-        picked(await call.read())
-        back = b""
-        while True:
-            part = (await call.read()).request_body.response.body_mutation.streamed_response
-            assert len(part.body) <= 62_000
-            back += part.body
-            if part.end_of_stream:
-                break
-        assert back == long
-        call.cancel()
-        await stage.idle()
+    call = await stage.sent(request_headers(CHAT), request_body(long))
+    picked(await call.read())
+    back = b""
+    while True:
+        part = (await call.read()).request_body.response.body_mutation.streamed_response
+        assert len(part.body) <= 62_000
+        back += part.body
+        if part.end_of_stream:
+            break
+    assert back == long
+    call.cancel()
+    await stage.idle()
 
 
 LONG = b'{"model":"m","messages":[{"role":"user","content":"' + b"x" * LONG_BYTES + b'"}]}'
@@ -230,37 +216,36 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Read:
     return seen
 
 
-async def test_a_long_body_is_read_beside_the_loop_and_a_short_one_in_it(read: Read) -> None:
-    async with a_picker(worker()) as stage:
-        call, _ = await asked(stage)
-        assert read.threads == [current_thread()]
-        for parts in ((LONG,), (LONG[:9], LONG[9:-1], LONG[-1:])):
-            call = stage.call()
-            await call.write(request_headers(CHAT))
-            for part in parts:
-                await call.write(request_body(part, last=part is parts[-1]))
-            assert picked(await call.read())
-            assert read.threads.pop() is not current_thread()
-            assert await back(call) == LONG
-        assert stage.sample("kvroute_held_bytes", what="picker_bodies", port="") == 0
+async def test_a_long_body_is_read_beside_the_loop_and_a_short_one_in_it(
+    read: Read, stage: Stage
+) -> None:
+    call, _ = await asked(stage)
+    assert read.threads == [current_thread()]
+    for parts in ((LONG,), (LONG[:9], LONG[9:-1], LONG[-1:])):
+        call = await stage.sent(request_headers(CHAT))
+        for part in parts:
+            await call.write(request_body(part, last=part is parts[-1]))
+        assert picked(await call.read())
+        assert read.threads.pop() is not current_thread()
+        assert await back(call) == LONG
+    assert stage.sample("kvroute_held_bytes", what="picker_bodies", port="") == 0
 
 
-async def test_a_stream_that_ends_while_its_body_is_read_leaves_nothing(read: Read) -> None:
-    async with a_picker(worker()) as stage:
-        read.may.clear()
-        call = stage.call()
-        await call.write(request_headers(CHAT))
-        await call.write(request_body(LONG))
-        await until(lambda: read.threads, "the body is being read")
-        call.cancel()
-        await stage.counted("kvroute_picker_requests_total", outcome="cancelled")
-        assert stage.sample("kvroute_held_bytes", what="picker_bodies", port="") == 0
-        read.may.set()
-        call, _ = await asked(stage)
-        assert stage.open == 1
-        call.cancel()
-        await stage.idle()
-        assert stage.endings == {Ending.FAILED_CANCELLED: 1}
+async def test_a_stream_that_ends_while_its_body_is_read_leaves_nothing(
+    read: Read, stage: Stage
+) -> None:
+    read.may.clear()
+    call = await stage.sent(request_headers(CHAT), request_body(LONG))
+    await until(lambda: read.threads, "the body is being read")
+    call.cancel()
+    await stage.counted("kvroute_picker_requests_total", outcome="cancelled")
+    assert stage.sample("kvroute_held_bytes", what="picker_bodies", port="") == 0
+    read.may.set()
+    call, _ = await asked(stage)
+    assert stage.open == 1
+    call.cancel()
+    await stage.idle()
+    assert stage.endings == {Ending.FAILED_CANCELLED: 1}
 
 
 async def test_a_body_over_the_bound_flows_through_while_the_rest_of_it_comes() -> None:
@@ -326,36 +311,27 @@ async def test_a_gateways_subset_bounds_the_pick() -> None:
             assert (await call.read()).immediate_response.status.code == 503
 
 
-async def test_a_body_that_is_no_json_goes_to_an_engine_that_says_so() -> None:
-    async with a_picker(worker()) as stage:
-        call = stage.call()
-        await call.write(request_headers(CHAT))
-        await call.write(request_body(b"no json"))
-        assert picked(await call.read())
-        assert stage.sample("kvroute_by_load_total", program="picker", reason="invalid_body") == 1
-        call.cancel()
+async def test_a_body_that_is_no_json_goes_to_an_engine_that_says_so(stage: Stage) -> None:
+    call = await stage.sent(request_headers(CHAT), request_body(b"no json"))
+    assert picked(await call.read())
+    assert stage.sample("kvroute_by_load_total", program="picker", reason="invalid_body") == 1
+    call.cancel()
 
 
-async def test_a_message_that_is_none_ends_the_stream() -> None:
-    async with a_picker(worker()) as stage:
-        call = stage.channel.stream_stream(
-            "/envoy.service.ext_proc.v3.ExternalProcessor/Process",
-            request_serializer=bytes,
-            response_deserializer=pb.ProcessingResponse.FromString,
-        )()
-        await call.write(b"\xff\xff\xff")
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await call.read()
-        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert stage.sample("kvroute_open_requests", program="picker") == 0
+async def test_a_message_that_is_none_ends_the_stream(stage: Stage) -> None:
+    call = stage.channel.stream_stream(
+        "/envoy.service.ext_proc.v3.ExternalProcessor/Process",
+        request_serializer=bytes,
+        response_deserializer=pb.ProcessingResponse.FromString,
+    )()
+    await call.write(b"\xff\xff\xff")
+    assert (await refusal(call.read())).code is grpc.StatusCode.INVALID_ARGUMENT
+    assert stage.sample("kvroute_open_requests", program="picker") == 0
 
 
-async def test_unknown_methods_are_unimplemented() -> None:
-    async with a_picker(worker()) as stage:
-        call = stage.channel.unary_unary("/kvroute.v1.Router/Route")
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await call(b"")
-        assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+async def test_unknown_methods_are_unimplemented(stage: Stage) -> None:
+    call = stage.channel.unary_unary("/kvroute.v1.Router/Route")
+    assert (await refusal(call(b""))).code is grpc.StatusCode.UNIMPLEMENTED
 
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -368,49 +344,39 @@ async def health(stage: Stage, name: str) -> int:
 
 
 @pytest.mark.parametrize("method", ["Check", "Watch"])
-async def test_a_call_of_health_without_a_message_ends(method: str) -> None:
-    async with a_picker(worker()) as stage:
-        call = stage.channel.stream_unary(f"/grpc.health.v1.Health/{method}")(iter(()))
-        with pytest.raises(grpc.aio.AioRpcError) as ended:
-            await call
-        assert ended.value.code() == grpc.StatusCode.INTERNAL
+async def test_a_call_of_health_without_a_message_ends(method: str, stage: Stage) -> None:
+    call = stage.channel.stream_unary(f"/grpc.health.v1.Health/{method}")(iter(()))
+    assert (await refusal(call)).code == grpc.StatusCode.INTERNAL
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-async def test_a_compressed_message_is_refused(compression: grpc.Compression) -> None:
-    async with a_picker(worker()) as stage:
-        call = stage.channel.stream_stream(PROCESS)(compression=compression)
-        assert await call.code() == grpc.StatusCode.UNIMPLEMENTED
+async def test_a_compressed_message_is_refused(compression: grpc.Compression, stage: Stage) -> None:
+    call = stage.channel.stream_stream(PROCESS)(compression=compression)
+    assert await call.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_health_by_all_names_that_gateways_ask_for() -> None:
-    async with a_picker(worker()) as stage:
-        names = ("", "readiness", "inference-extension", "liveness")
-        for name in (*names, "envoy.service.ext_proc.v3.ExternalProcessor"):
-            assert await health(stage, name) == SERVING
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await health(stage, "nobody")
-        assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+async def test_health_by_all_names_that_gateways_ask_for(stage: Stage) -> None:
+    names = ("", "readiness", "inference-extension", "liveness")
+    for name in (*names, "envoy.service.ext_proc.v3.ExternalProcessor"):
+        assert await health(stage, name) == SERVING
+    assert (await refusal(health(stage, "nobody"))).code is grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_picker_without_workers_is_alive_and_not_ready() -> None:
-    async with a_picker() as stage:
-        assert await health(stage, "liveness") == SERVING
-        assert await health(stage, "readiness") == NOT_SERVING
-        watch = health_pb2_grpc.HealthStub(stage.channel).Watch(
-            health_pb2.HealthCheckRequest(service="readiness")
-        )
-        assert (await watch.read()).status == NOT_SERVING
-        one = worker()
-        async with one.run():
-            stage.served.fleet.add("w0", address=one.address)
-            assert (await watch.read()).status == SERVING
-            watch.cancel()
+async def test_a_picker_without_workers_is_alive_and_not_ready(empty: Stage) -> None:
+    assert await health(empty, "liveness") == SERVING
+    assert await health(empty, "readiness") == NOT_SERVING
+    watch = health_pb2_grpc.HealthStub(empty.channel).Watch(
+        health_pb2.HealthCheckRequest(service="readiness")
+    )
+    assert (await watch.read()).status == NOT_SERVING
+    one = worker()
+    async with one.run():
+        empty.served.fleet.add("w0", address=one.address)
+        assert (await watch.read()).status == SERVING
+        watch.cancel()
 
 
-async def test_a_router_that_does_not_answer_is_said_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_router_that_does_not_answer_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "kvroute.gateway")
     async with KvRouteClient(f"127.0.0.1:{free_port()}", timeout_s=0.2) as client:
         roster = Roster(client, lambda: 0.0)
@@ -421,20 +387,19 @@ async def test_a_router_that_does_not_answer_is_said_once(
     assert "can't be listed" in caplog.text
 
 
-async def test_a_stop_waits_for_the_answers_under_way() -> None:
-    async with a_picker(worker()) as stage:
-        call, _ = await asked(stage)
-        stopping = asyncio.create_task(stage.picker.stop())
-        await until(lambda: not stage.picker.ready, "health says so")
-        await call.write(response_headers())
-        await call.read()
-        await call.write(response_body(USAGE, last=True))
-        assert (await call.read()).response_body.response.body_mutation.streamed_response.body
-        await call.done_writing()
-        assert await call.read() is grpc.aio.EOF
-        await stopping
-        await stage.idle()
-        assert stage.endings == {Ending.FINISHED: 1}
+async def test_a_stop_waits_for_the_answers_under_way(stage: Stage) -> None:
+    call, _ = await asked(stage)
+    stopping = asyncio.create_task(stage.picker.stop())
+    await until(lambda: not stage.picker.ready, "health says so")
+    await call.write(response_headers())
+    await call.read()
+    await call.write(response_body(USAGE, last=True))
+    assert (await call.read()).response_body.response.body_mutation.streamed_response.body
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    await stopping
+    await stage.idle()
+    assert stage.endings == {Ending.FINISHED: 1}
 
 
 async def test_a_request_that_is_over_is_freed() -> None:

@@ -21,9 +21,7 @@ BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
 
 async def served(stage: Stage, **headers: str) -> str:
     """The endpoint of a request that is answered."""
-    call = stage.call()
-    await call.write(request_headers(CHAT, **headers))
-    await call.write(request_body(BODY))
+    call = await stage.sent(request_headers(CHAT, **headers), request_body(BODY))
     endpoint = picked(await call.read())
     await call.read()
     await call.write(response_headers(last=True, served=endpoint))
@@ -63,9 +61,7 @@ async def test_a_share_of_the_requests_without_a_trace_begins_one() -> None:
 async def test_a_refusal_is_an_error() -> None:
     kept = Kept(share=1.0)
     async with a_picker(tracing=kept.tracing) as stage:
-        call = stage.call()
-        await call.write(request_headers(CHAT))
-        await call.write(request_body(BODY))
+        call = await stage.sent(request_headers(CHAT), request_body(BODY))
         assert (await call.read()).HasField("immediate_response")
         await call.done_writing()
         await until(lambda: "kvroute.picker" in kept.names(), "the request is over")

@@ -18,7 +18,7 @@ from simulator.live.clock import ScaledClock
 from simulator.live.engine import Engine, EngineConfig
 from simulator.live.http_api import HttpApi
 from tests.router.gateway.server.test_gateway import DEAD
-from tests.stage.gateway import Stage, Worker, a_gateway, answering, streaming
+from tests.stage.gateway import Stage, Worker, a_gateway, answering, begun, cut, streaming
 
 zstd = zstd_library()
 PROMPT = [{"role": "user", "content": "hello " * 40}]
@@ -249,9 +249,7 @@ EVENTS = (
 )
 
 
-async def test_anthropics_client_gets_messages_streams_and_errors(
-    anthropic: ModuleType,
-) -> None:
+async def test_anthropics_client_gets_messages_streams_and_errors(anthropic: ModuleType) -> None:
     text = [{"type": "text", "text": "hi"}]
     whole = {**MESSAGE, "content": text, "stop_reason": "end_turn", "usage": USAGE}
     worker = Worker(answering(json.dumps(whole).encode()))
@@ -302,11 +300,8 @@ async def test_codexs_way_a_zstd_body_and_a_streamed_response() -> None:
 
 async def test_openais_client_raises_when_a_response_breaks(openai: ModuleType) -> None:
     async def breaks(request: web.Request, _: bytes) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(b"".join(RESPONSE_EVENTS))
-        assert request.transport is not None
-        request.transport.close()
+        response = await begun(request, b"".join(RESPONSE_EVENTS))
+        cut(request)
         return response
 
     async with a_gateway(Worker(breaks)) as stage, openai_client(openai, stage) as client:

@@ -42,8 +42,8 @@ def blamed(stage: Stage) -> int:
 
 
 async def asked(stage: Stage, **about: Any) -> tuple[int, dict[str, str], bytes]:
-    async with stage.post(CHAT, BODY, **about) as answer:
-        return answer.status, dict(answer.headers), await answer.read()
+    answer = await stage.ask(CHAT, BODY, **about)
+    return answer.status, dict(answer.headers), answer.body
 
 
 def test_aiohttp_still_has_the_names_that_the_bounds_stand_on() -> None:
@@ -301,8 +301,7 @@ async def test_a_host_without_descriptors_blames_no_worker(
         code, about, _ = await asked(stage)
         assert (code, about["X-Kvroute-Reason"], about["Retry-After"]) == (503, "HOST_FAILED", "1")
         await stage.until(lambda: stage.endings == {Ending.FAILED_CLIENT: 1})
-        labels = {"path": CHAT, "outcome": "refused"}
-        assert stage.sample("kvroute_gateway_requests_total", **labels) == 1
+        assert stage.requests("refused") == 1
         assert stage.sample("kvroute_refusals_total", program="gateway", reason="HOST_FAILED") == 1
         sockets.fails = set()
         assert (await asked(stage))[0] == 200
@@ -335,8 +334,7 @@ async def test_a_model_that_an_engine_no_longer_has_is_served_by_another_one() -
         await stage.until(lambda: stage.endings == {Ending.FAILED_CLIENT: 1, Ending.FINISHED: 1})
     async with beside(RawEngine(engine.answer)) as stage:
         assert (await asked(stage))[::2] == (404, absent)
-        labels = {"path": CHAT, "outcome": "worker_refused"}
-        assert stage.sample("kvroute_gateway_requests_total", **labels) == 1
+        assert stage.requests("worker_refused") == 1
 
 
 async def test_another_404_is_the_clients() -> None:

@@ -396,38 +396,26 @@ async def test_drips_in_any_order_are_counted_as_they_come(tmp_path: Path, seed:
         assert room.bytes == 0
 
 
-async def test_a_key_owes_the_bytes_that_it_did_not_announce(tmp_path: Path) -> None:
+async def test_a_key_owes_bytes_that_it_did_not_announce_and_those_of_refused_bodies(
+    tmp_path: Path,
+) -> None:
     now_s = [0.0]
     door = a_door(tmp_path, identity("a", limits={"mib_per_s": 1}), clock=lambda: now_s[0])
     content = CONTENT[:-1] + b', "user": "' + b"x" * MIB + b'"}'
     packed = gzip.compress(content)
-    async with a_gateway(Worker(answering(WHOLE)), door=door) as stage:
-        for data in (
-            head(CHAT, KEY, length=None) + chunk(content) + chunk(b""),
-            head(CHAT, KEY, b"Content-Encoding: gzip", length=len(packed)) + packed,
-        ):
-            assert (await sent(stage, data))[0] == 200
-            status, _, body = await sent(stage, head(CHAT, KEY, length=2) + b"{}")
-            assert (status, b"mib_per_s" in body) == (429, True)
-            now_s[0] += 3
-
-
-async def test_a_key_owes_the_bytes_of_bodies_that_are_refused(tmp_path: Path) -> None:
-    now_s = [0.0]
-    door = a_door(tmp_path, identity("a", limits={"mib_per_s": 1}), clock=lambda: now_s[0])
     long = b"x" * (3 * MIB)
-    packed = gzip.compress(long)[:-9]
-    refused = (
-        (400, head(CHAT, KEY, length=None) + chunk(long) + b"zz\r\n"),
-        (413, head(CHAT, KEY, length=None) + chunk(long) + chunk(long) + chunk(b"")),
-        (400, head(CHAT, KEY, b"Content-Encoding: gzip", length=len(packed)) + packed),
-        (
-            413,
-            head(CHAT, KEY, b"Content-Encoding: gzip", length=None) + chunk(bomb("gzip", 9 * MIB)),
-        ),
+    cut = gzip.compress(long)[:-9]
+    unannounced, gzipped = head(CHAT, KEY, length=None), b"Content-Encoding: gzip"
+    cases = (
+        (200, unannounced + chunk(content) + chunk(b"")),
+        (200, head(CHAT, KEY, gzipped, length=len(packed)) + packed),
+        (400, unannounced + chunk(long) + b"zz\r\n"),
+        (413, unannounced + chunk(long) + chunk(long) + chunk(b"")),
+        (400, head(CHAT, KEY, gzipped, length=len(cut)) + cut),
+        (413, head(CHAT, KEY, gzipped, length=None) + chunk(bomb("gzip", 9 * MIB))),
     )
     async with a_gateway(Worker(answering(WHOLE)), door=door, body_mib_max=4) as stage:
-        for expected, data in refused:
+        for expected, data in cases:
             assert (await sent(stage, data))[0] == expected
             status, _, body = await sent(stage, head(CHAT, KEY, length=2) + b"{}")
             assert (status, b"mib_per_s" in body) == (429, True)

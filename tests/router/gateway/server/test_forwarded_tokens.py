@@ -7,10 +7,9 @@ import pytest
 from aiohttp import web
 
 from router.request.tokens import ModelPrompts, Source
+from tests.router.gateway.server.test_gateway import BODY, CHAT
 from tests.stage.gateway import Worker, a_gateway
 
-CHAT = "/v1/chat/completions"
-BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 TOKENS = [7, 8, 4_000_000_000]
 WHOLE = {"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": len(TOKENS)}}
 
@@ -37,8 +36,8 @@ async def forwarded(body: bytes, kind: str = "vllm", path: str = CHAT, **about: 
         (key,) = stage.served.fleet.relays
         stage.served.fleet.say(key, engine=kind)
         await stage.gateway.roster.refresh()
-        async with stage.post(path, body) as answer:
-            assert answer.status == 200, await answer.text()
+        answer = await stage.ask(path, body)
+        assert answer.status == 200, answer.body.decode()
         counted = stage.sample("kvroute_gateway_sent_total", kind="with_tokens", engine=kind)
     (sent,) = (
         body

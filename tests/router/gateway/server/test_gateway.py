@@ -17,7 +17,7 @@ from router.fleet.reservations.reservations import Ending
 from router.gateway.exchange import Exchange, Upstream
 from router.net.keys.exposure import is_loopback
 from tests.stage.garbage import freed_at_once
-from tests.stage.gateway import Play, Worker, a_gateway, answering, streaming
+from tests.stage.gateway import Play, Worker, a_gateway, answering, begun, cut, silent, streaming
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
@@ -40,35 +40,31 @@ async def test_a_chat_goes_to_the_worker_of_the_pick_and_its_bytes_come_back() -
     async with a_gateway(worker, answer_headers=True) as stage:
         headers = {"Authorization": "Bearer k", "X-Request-Id": "mine", "traceparent": "00-a"}
         body = b'{ "model":"m", "messages":[{"role":"user","content":"h\\u00e9"}] }'
-        async with stage.post(CHAT, body, headers=headers) as answer:
-            assert answer.status == 200
-            assert await answer.read() == WHOLE
-            assert answer.headers["X_Engine"] == "yes"
-            assert answer.headers["X-Request-Id"] == "mine"
-            assert answer.headers["X-Kvroute-Worker"] == "w0"
-            assert answer.headers["Content-Length"] == str(len(WHOLE))
+        answer = await stage.ask(CHAT, body, headers=headers)
+        assert (answer.status, answer.body) == (200, WHOLE)
+        assert answer.headers["X_Engine"] == "yes"
+        assert answer.headers["X-Request-Id"] == "mine"
+        assert answer.headers["X-Kvroute-Worker"] == "w0"
+        assert answer.headers["Content-Length"] == str(len(WHOLE))
         assert worker.bodies == [body]
         sent = worker.requests[0].headers
-        assert sent["Authorization"] == "Bearer k"
-        assert sent["traceparent"] == "00-a"
+        assert (sent["Authorization"], sent["traceparent"]) == ("Bearer k", "00-a")
         assert sent["X-Request-Id"] == "mine"
         assert sent["Host"] in worker.address
         await stage.until(lambda: stage.endings == {Ending.FINISHED: 1})
-        labels = {"path": CHAT, "outcome": "finished"}
-        assert stage.sample("kvroute_gateway_requests_total", **labels) == 1
+        assert stage.requests("finished") == 1
 
 
 async def test_a_stream_comes_as_sent_less_the_usage_that_was_not_requested() -> None:
     worker = Worker(streaming(b": ping\n\n", *EVENTS, LAST, DONE))
     async with a_gateway(worker) as stage:
-        async with stage.post(CHAT, {**BODY, "stream": True}) as answer:
-            assert answer.headers["Content-Type"] == "text/event-stream"
-            assert await answer.read() == b"".join([b": ping\n\n", *EVENTS, DONE])
+        answer = await stage.ask(CHAT, {**BODY, "stream": True})
+        assert answer.headers["Content-Type"] == "text/event-stream"
+        assert answer.body == b"".join([b": ping\n\n", *EVENTS, DONE])
         assert json.loads(worker.bodies[0])["stream_options"] == {"include_usage": True}
         options = {"include_usage": True}
         body = {**BODY, "stream": True, "stream_options": options}
-        async with stage.post(CHAT, body) as answer:
-            assert await answer.read() == b"".join([b": ping\n\n", *EVENTS, LAST, DONE])
+        assert (await stage.ask(CHAT, body)).body == b"".join([b": ping\n\n", *EVENTS, LAST, DONE])
         await stage.until(lambda: stage.endings == {Ending.FINISHED: 2})
 
 
@@ -80,16 +76,12 @@ async def test_a_request_that_is_over_is_freed_with_its_body() -> None:
     worker = Worker(streaming(*EVENTS, LAST, DONE))
     async with a_gateway(worker) as stage, freed_at_once(RoutedRequest, Exchange, Attempts):
         for _ in range(3):
-            async with stage.post(CHAT, {**BODY, "stream": True}) as answer:
-                await answer.read()
+            await stage.ask(CHAT, {**BODY, "stream": True})
 
 
 async def broken_off(request: web.Request, _: bytes) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-    await response.prepare(request)
-    await response.write(EVENTS[0])
-    assert request.transport is not None
-    request.transport.close()
+    response = await begun(request, EVENTS[0])
+    cut(request)
     return response
 
 
@@ -103,8 +95,7 @@ async def test_a_request_that_fails_is_freed_with_its_body(play: Play, in_proces
     ):
         for _ in range(3):
             with suppress(aiohttp.ClientError):
-                async with stage.post(CHAT, {**BODY, "stream": True}) as answer:
-                    await answer.read()
+                await stage.ask(CHAT, {**BODY, "stream": True})
 
 
 @pytest.mark.parametrize("in_process", [False, True])
@@ -113,17 +104,14 @@ async def test_a_request_that_is_refused_is_freed_with_its_body(in_process: bool
     worker = Worker(answering(b"{}"))
     async with a_gateway(worker, in_process=in_process) as stage, freed_at_once(*kinds):
         for _ in range(3):
-            async with stage.post(CHAT, {**BODY, "model": "nobody"}) as answer:
-                assert answer.status == 404
+            assert (await stage.ask(CHAT, {**BODY, "model": "nobody"})).status == 404
 
 
 async def test_a_client_that_leaves_takes_the_workers_connection_with_it() -> None:
     first = asyncio.Event()
 
     async def play(request: web.Request, _: bytes) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(EVENTS[0])
+        response = await begun(request, EVENTS[0])
         first.set()
         await asyncio.Event().wait()
         return response
@@ -136,16 +124,11 @@ async def test_a_client_that_leaves_takes_the_workers_connection_with_it() -> No
         await stage.until(lambda: worker.left == 1)
         await stage.until(lambda: stage.endings == {Ending.FAILED_CANCELLED: 1})
         assert stage.open == 0
-        labels = {"path": CHAT, "outcome": "cancelled"}
-        await stage.until(lambda: stage.sample("kvroute_gateway_requests_total", **labels) == 1)
+        await stage.until(lambda: stage.requests("cancelled") == 1)
 
 
 async def test_a_client_that_leaves_before_the_first_byte_is_noticed_too() -> None:
-    async def play(request: web.Request, _: bytes) -> web.StreamResponse:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    worker = Worker(play)
+    worker = Worker(silent)
     async with a_gateway(worker) as stage:
         call = asyncio.ensure_future(stage.post(CHAT, BODY).__aenter__())
         await stage.until(lambda: len(worker.bodies) == 1)
@@ -160,8 +143,7 @@ async def test_a_worker_that_refuses_the_connection_is_replaced() -> None:
         for name in ("dead-0", "dead-1"):
             stage.add(name, DEAD, total_slots=1000, total_blocks=100_000)
         for _ in range(8):
-            async with stage.post(CHAT, BODY) as answer:
-                assert await answer.read() == WHOLE
+            assert (await stage.ask(CHAT, BODY)).body == WHOLE
         await stage.until(lambda: stage.endings.get(Ending.FINISHED) == 8)
         assert stage.endings.get(Ending.FAILED_REFUSED, 0) > 0
 
@@ -171,8 +153,7 @@ async def test_a_worker_that_fails_before_the_first_byte_is_replaced(status: int
     good, bad = Worker(answering(WHOLE)), Worker(answering(b'{"error":"mine"}', status))
     async with a_gateway(bad, good) as stage:
         for _ in range(6):
-            async with stage.post(CHAT, BODY) as answer:
-                assert await answer.read() == WHOLE
+            assert (await stage.ask(CHAT, BODY)).body == WHOLE
         assert len(good.bodies) == 6
         assert bad.bodies
 
@@ -180,9 +161,8 @@ async def test_a_worker_that_fails_before_the_first_byte_is_replaced(status: int
 async def test_without_another_worker_the_failed_answer_is_passed_on() -> None:
     worker = Worker(answering(b'{"error":"mine"}', 503))
     async with a_gateway(worker) as stage:
-        async with stage.post(CHAT, BODY) as answer:
-            assert answer.status == 503
-            assert await answer.read() == b'{"error":"mine"}'
+        answer = await stage.ask(CHAT, BODY)
+        assert (answer.status, answer.body) == (503, b'{"error":"mine"}')
         assert len(worker.bodies) == 1
         await stage.until(lambda: stage.endings == {Ending.FAILED_WORKER: 1})
 
@@ -191,22 +171,17 @@ async def test_a_clients_own_mistake_is_tried_once_and_blames_no_worker() -> Non
     refusal = b'{"error":{"message":"bad temperature"}}'
     first, second = Worker(answering(refusal, 400)), Worker(answering(refusal, 400))
     async with a_gateway(first, second) as stage:
-        async with stage.post(CHAT, BODY) as answer:
-            assert answer.status == 400
-            assert await answer.read() == refusal
+        answer = await stage.ask(CHAT, BODY)
+        assert (answer.status, answer.body) == (400, refusal)
         assert len(first.bodies) + len(second.bodies) == 1
         await stage.until(lambda: stage.endings == {Ending.FAILED_CLIENT: 1})
-        labels = {"path": CHAT, "outcome": "worker_refused"}
-        assert stage.sample("kvroute_gateway_requests_total", **labels) == 1
+        assert stage.requests("worker_refused") == 1
 
 
 async def dies(request: web.Request, _: bytes) -> web.StreamResponse:
     """A worker that dies inside its second event."""
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-    await response.prepare(request)
-    await response.write(EVENTS[0] + EVENTS[1][:20])
-    assert request.transport is not None
-    request.transport.abort()
+    response = await begun(request, EVENTS[0] + EVENTS[1][:20])
+    cut(request, reset=True)
     return response
 
 
@@ -228,8 +203,7 @@ async def test_a_worker_that_dies_after_the_first_byte_ends_the_stream_with_an_e
         assert not got.endswith(DONE)
         assert len(first.bodies) + len(second.bodies) == 1
         await stage.until(lambda: stage.endings == {Ending.FAILED_WORKER: 1})
-        labels = {"path": CHAT, "outcome": "cut"}
-        await stage.until(lambda: stage.sample("kvroute_gateway_requests_total", **labels) == 1)
+        await stage.until(lambda: stage.requests("cut") == 1)
 
 
 async def test_a_worker_that_dies_in_a_whole_answer_cuts_it() -> None:
@@ -237,8 +211,7 @@ async def test_a_worker_that_dies_in_a_whole_answer_cuts_it() -> None:
         response = web.StreamResponse(headers={"Content-Length": "1000"})
         await response.prepare(request)
         await response.write(b'{"choices":')
-        assert request.transport is not None
-        request.transport.close()
+        cut(request)
         return response
 
     async with a_gateway(Worker(play)) as stage, stage.post(CHAT, BODY) as answer:
@@ -247,16 +220,11 @@ async def test_a_worker_that_dies_in_a_whole_answer_cuts_it() -> None:
 
 
 async def test_a_worker_that_sends_nothing_is_left() -> None:
-    async def silent(request: web.Request, _: bytes) -> web.StreamResponse:
-        await asyncio.Event().wait()
-        raise AssertionError
-
     worker = Worker(silent)
     async with a_gateway(worker, silence_s=0.1) as stage:
-        async with stage.post(CHAT, BODY) as answer:
-            assert answer.status == 504
-            error = (await answer.json())["error"]
-            assert error["code"] == "WORKER_SILENT"
+        answer = await stage.ask(CHAT, BODY)
+        assert answer.status == 504
+        assert answer.error["code"] == "WORKER_SILENT"
         await stage.until(lambda: stage.endings == {Ending.FAILED_TIMEOUT: 1})
         await stage.until(lambda: worker.left == 1)
 
@@ -268,8 +236,7 @@ async def test_a_slow_client_holds_the_worker_back() -> None:
 
     async def play(request: web.Request, _: bytes) -> web.StreamResponse:
         nonlocal sent
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
+        response = await begun(request)
         event = b"data: " + b"x" * 65_528 + b"\n\n"
         while sent < total:
             await response.write(event)
@@ -302,14 +269,13 @@ async def test_a_slow_client_holds_the_worker_back() -> None:
 async def test_hostile_bodies_get_openais_errors(body: bytes, status: int, code: str) -> None:
     worker = Worker(answering(WHOLE))
     async with a_gateway(worker, body_mib_max=1) as stage:
-        async with stage.post(CHAT, body) as answer:
-            assert answer.status == status
-            error = (await answer.json())["error"]
-            assert error["code"] == code
-            assert answer.headers["X-Request-Id"]
-        async with stage.post("/v1/messages", body) as answer:
-            assert answer.status == status
-            assert (await answer.json())["type"] == "error"
+        answer = await stage.ask(CHAT, body)
+        assert answer.status == status
+        assert answer.error["code"] == code
+        assert answer.headers["X-Request-Id"]
+        answer = await stage.ask("/v1/messages", body)
+        assert answer.status == status
+        assert answer.json()["type"] == "error"
         assert not worker.bodies
         assert stage.sample("kvroute_open_requests", program="gateway") == 0
         assert stage.sample("kvroute_held_bytes", what="gateway_bodies", port="") == 0
@@ -335,10 +301,9 @@ async def test_requests_beyond_the_bound_are_told_to_come_back() -> None:
     async with a_gateway(worker, open_max=1) as stage:
         first = asyncio.ensure_future(stage.post(CHAT, BODY).__aenter__())
         await stage.until(lambda: len(worker.bodies) == 1)
-        async with stage.post(CHAT, BODY) as answer:
-            assert answer.status == 429
-            assert answer.headers["Retry-After"] == "1"
-            assert (await answer.json())["error"]["code"] == "TOO_MANY_REQUESTS"
+        answer = await stage.ask(CHAT, BODY)
+        assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
+        assert answer.error["code"] == "TOO_MANY_REQUESTS"
         go.set()
         async with await first as answer:
             assert await answer.read() == WHOLE
@@ -348,40 +313,30 @@ async def test_a_refusal_of_the_router_has_its_status_and_retry_after() -> None:
     async with a_gateway() as stage:
         stage.add("w0", DEAD, total_slots=1)
         await stage.gateway.client.route(token_ids=[1, 2, 3])
-        async with stage.post(CHAT, BODY) as answer:
-            assert answer.status == 429
-            assert int(answer.headers["Retry-After"]) >= 1
-            assert answer.headers["X-Kvroute-Reason"] == "ALL_WORKERS_FULL"
+        answer = await stage.ask(CHAT, BODY)
+        assert answer.status == 429
+        assert int(answer.headers["Retry-After"]) >= 1
+        assert answer.headers["X-Kvroute-Reason"] == "ALL_WORKERS_FULL"
 
 
 async def test_paths_of_the_gateway_itself() -> None:
     async with a_gateway() as stage:
-        get = stage.http.get
-        async with get(f"{stage.base}/health") as answer:
-            assert answer.status == 200
-        async with get(f"{stage.base}/ready") as answer:
-            assert answer.status == 503
+        assert (await stage.get("/health")).status == 200
+        assert (await stage.get("/ready")).status == 503
         stage.add("w0", DEAD, lora_names=("adapter",), max_model_len=100)
         stage.add("w1", DEAD, model_aliases=("alias",), max_model_len=90)
         await stage.gateway.roster.refresh()
-        async with get(f"{stage.base}/ready") as answer:
-            assert answer.status == 200
-        async with get(f"{stage.base}/v1/models") as answer:
-            cards = (await answer.json())["data"]
+        assert (await stage.get("/ready")).status == 200
+        cards = (await stage.get("/v1/models")).json()["data"]
         assert [card["id"] for card in cards] == ["adapter", "alias", "m"]
         assert [card["max_model_len"] for card in cards] == [100, 90, 90]
         assert cards[0]["parent"] == "m"
-        async with get(f"{stage.base}/v1/models/m") as answer:
-            assert (await answer.json())["id"] == "m"
-        async with get(f"{stage.base}/v1/models/none") as answer:
-            assert answer.status == 404
-        async with get(f"{stage.base}/metrics") as answer:
-            assert "kvroute_open_requests" in await answer.text()
-        async with get(f"{stage.base}{CHAT}") as answer:
-            assert answer.status == 405
-        async with stage.post("/v1/nothing", BODY) as answer:
-            assert answer.status == 404
-            assert (await answer.json())["error"]["code"] == "UNKNOWN_PATH"
+        assert (await stage.get("/v1/models/m")).json()["id"] == "m"
+        assert (await stage.get("/v1/models/none")).status == 404
+        assert "kvroute_open_requests" in (await stage.get("/metrics")).body.decode()
+        assert (await stage.get(CHAT)).status == 405
+        answer = await stage.ask("/v1/nothing", BODY)
+        assert (answer.status, answer.error["code"]) == (404, "UNKNOWN_PATH")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -389,27 +344,27 @@ async def test_mirrored_requests_are_decided_and_go_nowhere(stream: bool) -> Non
     worker = Worker(answering(WHOLE))
     async with a_gateway(worker, observe=True) as stage:
         for _ in range(3):
-            async with stage.post(CHAT, {**BODY, "stream": stream}) as answer:
-                assert (answer.status, await answer.read()) == (204, b"")
-        async with stage.post("/v1/embeddings", {"model": "m", "input": "x"}) as answer:
-            assert answer.status == 204
-        async with stage.post(CHAT, {**BODY, "model": "none"}) as answer:
-            assert answer.status == 404
-        async with stage.post(CHAT, {**BODY, "messages": "none"}) as answer:
-            assert answer.status == 204, "decided by load, as it would be served"
+            answer = await stage.ask(CHAT, {**BODY, "stream": stream})
+            assert (answer.status, answer.body) == (204, b"")
+        assert (await stage.ask("/v1/embeddings", {"model": "m", "input": "x"})).status == 204
+        assert (await stage.ask(CHAT, {**BODY, "model": "none"})).status == 404
+        assert (await stage.ask(CHAT, {**BODY, "messages": "none"})).status == 204, (
+            "decided by load, as it would be served"
+        )
         assert worker.requests == []
         assert stage.open == 0
         assert stage.endings == {}
         assert stage.served.fleet.core.fleet.observed.picks == 5
-        assert stage.sample("kvroute_gateway_requests_total", path=CHAT, outcome="observed") == 4
-        assert stage.sample("kvroute_gateway_requests_total", path=CHAT, outcome="refused") == 1
+        assert stage.requests("observed") == 4
+        assert stage.requests("refused") == 1
 
 
 async def test_embeddings_go_by_load() -> None:
     worker = Worker(answering(b'{"data":[],"usage":{"prompt_tokens":5}}'))
     async with a_gateway(worker) as stage:
-        async with stage.post("/v1/embeddings", {"model": "m", "input": "x" * 4000}) as answer:
-            assert answer.status == 200
+        assert (
+            await stage.ask("/v1/embeddings", {"model": "m", "input": "x" * 4000})
+        ).status == 200
         assert worker.requests[0].path == "/v1/embeddings"
         await stage.until(lambda: stage.endings == {Ending.FINISHED: 1})
 
@@ -421,8 +376,7 @@ async def test_routers_that_know_no_bodies_route_by_load_and_it_is_counted(
     monkeypatch.setattr("router.api.service.texts.text_form", lambda _request: 0)
     worker = Worker(answering(WHOLE))
     async with a_gateway(worker) as stage:
-        async with stage.post(CHAT, BODY) as answer:
-            assert answer.status == 200
+        assert (await stage.ask(CHAT, BODY)).status == 200
         samples = stage.gateway.counters.by_load.collect()[0].samples
         counted = {s.labels["reason"]: s.value for s in samples if s.name.endswith("_total")}
         assert sum(counted.values()) == 1
@@ -433,13 +387,11 @@ async def test_while_routers_are_away_the_gateway_picks_by_itself() -> None:
     worker = Worker(answering(WHOLE))
     async with a_gateway(worker) as stage:
         for _ in range(3):
-            async with stage.post(CHAT, BODY) as answer:
-                assert await answer.read() == WHOLE
+            assert (await stage.ask(CHAT, BODY)).body == WHOLE
         client = stage.gateway.client
         await stage.until(lambda: client.counts.get("worker_lists", 0) > 0)
         await stage.served.server.drain(0)
-        async with stage.post(CHAT, BODY) as answer:
-            assert await answer.read() == WHOLE
+        assert (await stage.ask(CHAT, BODY)).body == WHOLE
         labels = {"name": "fallback_picks"}
         assert stage.sample("kvroute_gateway_client_total", **labels) == 1
 
@@ -465,9 +417,9 @@ async def test_a_field_that_is_there_too_often_blames_no_worker() -> None:
     async with a_gateway(worker, other) as stage:
         many = b",".join(b'"priority": %d' % number for number in range(40))
         body = b'{"model": "m", "messages": [], ' + many + b"}"
-        async with stage.post(CHAT, body, headers={"Content-Type": "application/json"}) as answer:
-            assert answer.status == 400
-            assert answer.headers["X-Kvroute-Reason"] == "INVALID_BODY"
+        answer = await stage.ask(CHAT, body, headers={"Content-Type": "application/json"})
+        assert answer.status == 400
+        assert answer.headers["X-Kvroute-Reason"] == "INVALID_BODY"
         await stage.until(lambda: stage.open == 0)
         assert stage.endings == {Ending.FAILED_CLIENT: 1}, "tried once, and no blame"
     assert not worker.bodies
@@ -477,8 +429,7 @@ async def test_a_field_that_is_there_too_often_blames_no_worker() -> None:
 async def test_a_connection_that_is_kept_for_later_keeps_no_body() -> None:
     async with a_gateway(Worker(answering(DONE))) as stage:
         content = "kept? " * 1000
-        async with stage.post(CHAT, {**BODY, "user": content}) as answer:
-            await answer.read()
+        await stage.ask(CHAT, {**BODY, "user": content})
         await stage.until(lambda: stage.open == 0)
         kept = [each for each in gc.get_objects() if isinstance(each, Upstream)]
         assert not [each for each in kept if content.encode() in each.body]

@@ -15,8 +15,8 @@ from kvroute.client.messages.pick import HAND_OVER_DEPTH_MAX
 from router.gateway.server import hand_over
 from tests.router.gateway.server.test_engine_answers import beside
 from tests.router.gateway.server.test_gateway import BODY, CHAT, USAGE, WHOLE
-from tests.router.gateway.server.test_pairs import HANDED, LONG, PREFILLED, paired
-from tests.stage.gateway import Stage, Worker, a_gateway, answering
+from tests.router.gateway.server.test_pairs import HANDED, LONG, PREFILLED, VLLM, paired
+from tests.stage.gateway import Stage, Worker, answering
 from tests.stage.raw_engine import Asked, RawEngine, whole
 
 ANSWERS = 100
@@ -101,13 +101,12 @@ async def test_a_hand_over_of_any_form_leaves_the_decode_worker_to_itself(
         return True
 
     prefill, decode = RawEngine(answer), Worker(answering(WHOLE))
-    async with prefill.run(), decode.run(), a_gateway() as stage:
-        await paired(stage, prefill.address, decode, "vllm", kv_connector="NixlConnector")  # type: ignore[arg-type]
+    async with paired(prefill, decode, VLLM) as stage:
         for number in range(HAND_OVERS):
             given = handed_over(rng)
-            async with stage.post(CHAT, LONG) as response:
-                about = f"hand-over {number} of seed {SEED}: {given[:100]!r}"
-                assert (response.status, await response.read()) == (200, WHOLE), about
+            response = await stage.ask(CHAT, LONG)
+            about = f"hand-over {number} of seed {SEED}: {given[:100]!r}"
+            assert (response.status, response.body) == (200, WHOLE), about
             params = json.loads(decode.bodies[-1]).get("kv_transfer_params", {})
             assert isinstance(params, dict), about
             assert depth_of(params) <= HAND_OVER_DEPTH_MAX, about
@@ -131,10 +130,9 @@ async def test_a_hand_over_that_the_decode_worker_refuses_is_none(
         return web.Response(body=WHOLE, headers={"Content-Type": "application/json"})
 
     prefill, decode = Worker(answering(PREFILLED)), Worker(play)
-    async with prefill.run(), decode.run(), a_gateway() as stage:
-        await paired(stage, prefill, decode, "vllm", kv_connector="NixlConnector")
-        async with stage.post(CHAT, LONG) as response:
-            answer = response.status, await response.read()
+    async with paired(prefill, decode, VLLM) as stage:
+        response = await stage.ask(CHAT, LONG)
+        answer = response.status, response.body
         assert answer == (
             (status, b'{"error":"remote_block_ids"}') if own_mistake else (200, WHOLE)
         )
@@ -154,10 +152,9 @@ async def test_a_hand_over_that_drips_delays_no_request(
         return False
 
     prefill, decode = RawEngine(answer), Worker(answering(WHOLE))
-    async with prefill.run(), decode.run(), a_gateway() as stage:
-        await paired(stage, prefill.address, decode, "vllm", kv_connector="NixlConnector")  # type: ignore[arg-type]
-        async with stage.post(CHAT, LONG) as response:
-            assert (response.status, await response.read()) == (200, WHOLE)
+    async with paired(prefill, decode, VLLM) as stage:
+        response = await stage.ask(CHAT, LONG)
+        assert (response.status, response.body) == (200, WHOLE)
         await stage.until(lambda: prefill.left == 1)
 
 

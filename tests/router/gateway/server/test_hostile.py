@@ -14,22 +14,11 @@ from kvroute.client import RoutedRequest
 from router.fleet.reservations.reservations import Ending
 from router.gateway.usage import AnswerReader
 from tests.router.gateway.server.test_gateway import BODY, CHAT, DONE, EVENTS, LAST, WHOLE
-from tests.stage.gateway import GUARD_S, Stage, Worker, a_gateway, answering, streaming
-from tests.stage.tcp import tcp_server
+from tests.stage.gateway import Worker, a_gateway, answering, begun, streaming
+from tests.stage.tcp import exchanged, tcp_server
 
 STREAMED = {**BODY, "stream": True}
 CONTENT = json.dumps(BODY).encode()
-
-
-async def exchanged(stage: Stage, head: bytes, body: bytes = b"") -> bytes:
-    """The answer to these bytes, as far as the connection's end."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", stage.gateway.port)
-    try:
-        writer.write(head + body)
-        async with asyncio.timeout(GUARD_S):
-            return await reader.read()
-    finally:
-        writer.close()
 
 
 async def read_into(got: bytearray, answer: aiohttp.ClientResponse) -> None:
@@ -65,8 +54,7 @@ async def raw_worker(answer: bytes) -> AsyncIterator[str]:
 async def test_a_query_goes_on_to_the_worker() -> None:
     worker = Worker(answering(WHOLE))
     async with a_gateway(worker) as stage:
-        async with stage.post(f"{CHAT}?beta=true&x=%20%26", BODY) as answer:
-            assert answer.status == 200
+        assert (await stage.ask(f"{CHAT}?beta=true&x=%20%26", BODY)).status == 200
         assert worker.requests[0].rel_url.raw_query_string == "beta=true&x=%20%26"
 
 
@@ -74,7 +62,7 @@ async def test_headers_that_are_no_utf8_pass_as_latin_1() -> None:
     worker = Worker(answering(WHOLE))
     async with a_gateway(worker) as stage:
         head = post(b"X-Title: caf\xe9", b"X-Session-Id: \xff", b"X-Request-Id: \xfe")
-        answer = await exchanged(stage, head, CONTENT)
+        answer = await exchanged(stage.gateway.port, head, CONTENT)
         assert answer.startswith(b"HTTP/1.1 200")
         assert worker.requests[0].headers["X-Title"] == "caf\xe9"
         assert worker.requests[0].headers["X-Request-Id"].isascii()
@@ -83,15 +71,12 @@ async def test_headers_that_are_no_utf8_pass_as_latin_1() -> None:
 
 async def test_a_workers_headers_that_are_no_utf8_come_back_too() -> None:
     answer = b"HTTP/1.1 200 Caf\xe9\r\nX-A: caf\xe9\r\nX-Own: 1\r\nConnection: X-Own\r\n"
-    async with (
-        raw_worker(answer + b"Content-Length: 2\r\n\r\n{}") as address,
-        a_gateway() as stage,
-    ):
+    async with raw_worker(answer + b"Content-Length: 2\r\n\r\n{}") as address, a_gateway() as stage:
         stage.add("raw", address)
-        async with stage.post(CHAT, BODY) as passed:
-            assert (passed.status, await passed.read()) == (200, b"{}")
-            assert passed.headers["X-A"] == "caf\xe9"
-            assert "X-Own" not in passed.headers, "a header of the worker's connection alone"
+        passed = await stage.ask(CHAT, BODY)
+        assert (passed.status, passed.body) == (200, b"{}")
+        assert passed.headers["X-A"] == "caf\xe9"
+        assert "X-Own" not in passed.headers, "a header of the worker's connection alone"
 
 
 @pytest.mark.parametrize(
@@ -112,8 +97,8 @@ async def test_an_answer_that_breaks_before_its_first_byte_is_tried_elsewhere(
     async with raw_worker(answer) as address, a_gateway(worker) as stage:
         stage.add("raw", address, total_slots=1000, total_blocks=100_000)
         for _ in range(4):
-            async with stage.post(CHAT, BODY) as passed:
-                assert (passed.status, await passed.read()) == (200, WHOLE)
+            passed = await stage.ask(CHAT, BODY)
+            assert (passed.status, passed.body) == (200, WHOLE)
         await stage.until(lambda: stage.endings.get(Ending.FINISHED) == 4)
         assert stage.open == 0
 
@@ -163,13 +148,11 @@ async def test_a_body_of_unknown_length_counts_by_its_length_once_it_is_read() -
         )
 
 
-async def test_a_body_that_does_not_come_ends_its_request(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_body_that_does_not_come_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.gateway.server.pace.GRACE_S", 0.05)
     worker = Worker(answering(WHOLE))
     async with a_gateway(worker) as stage:
-        answer = await exchanged(stage, post(), CONTENT[:10])
+        answer = await exchanged(stage.gateway.port, post(), CONTENT[:10])
         assert answer.startswith(b"HTTP/1.1 408")
         assert b"BODY_TOO_SLOW" in answer
         assert b"\r\nConnection: close\r\n" in answer
@@ -185,8 +168,7 @@ async def test_a_compressed_answer_passes_unread() -> None:
         return web.Response(body=gzip.compress(whole), headers=headers)
 
     async with a_gateway(Worker(play)) as stage:
-        async with stage.post(CHAT, STREAMED) as answer:
-            assert await answer.read() == whole
+        assert (await stage.ask(CHAT, STREAMED)).body == whole
         await stage.until(lambda: stage.endings == {Ending.FINISHED: 1})
 
 
@@ -204,8 +186,7 @@ async def test_a_stream_that_its_engine_ends_with_an_error_is_no_success(
     error = b'data: {"error":{"message":"gone","code":' + code + b"}}\n\n"
     chunks = [EVENTS[0], error, DONE]
     async with a_gateway(Worker(streaming(*chunks))) as stage:
-        async with stage.post(CHAT, STREAMED) as answer:
-            assert await answer.read() == b"".join(chunks)
+        assert (await stage.ask(CHAT, STREAMED)).body == b"".join(chunks)
         await stage.until(lambda: stage.endings == {ending: 1})
         labels = {"path": CHAT, "outcome": outcome}
         await stage.until(lambda: stage.sample("kvroute_gateway_requests_total", **labels) == 1)
@@ -224,9 +205,7 @@ async def test_a_fault_of_the_gateway_after_the_first_byte_cuts_the_answer(
     go = asyncio.Event()
 
     async def play(request: web.Request, _: bytes) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(EVENTS[0])
+        response = await begun(request, EVENTS[0])
         await go.wait()
         await response.write(EVENTS[1])
         return response
@@ -252,22 +231,18 @@ async def test_a_whole_answer_is_one_report(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(RoutedRequest, "prefill_done", counted)
     worker = Worker(answering(WHOLE))
     async with a_gateway(worker) as stage:
-        async with stage.post(CHAT, BODY) as answer:
-            assert await answer.read() == WHOLE
+        assert (await stage.ask(CHAT, BODY)).body == WHOLE
         await stage.until(lambda: stage.endings == {Ending.FINISHED: 1})
         assert not reported
         worker.play = streaming(*EVENTS, DONE)
-        async with stage.post(CHAT, STREAMED) as answer:
-            await answer.read()
+        await stage.ask(CHAT, STREAMED)
         await stage.until(lambda: stage.endings == {Ending.FINISHED: 2})
         assert reported == [True]
 
 
 async def test_a_worker_that_falls_silent_inside_a_stream_is_left() -> None:
     async def play(request: web.Request, _: bytes) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(EVENTS[0])
+        response = await begun(request, EVENTS[0])
         await asyncio.Event().wait()
         return response
 
@@ -287,8 +262,7 @@ async def test_a_slow_client_is_no_silence_of_its_worker() -> None:
 
     async def play(request: web.Request, _: bytes) -> web.StreamResponse:
         nonlocal sent
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
+        response = await begun(request)
         event = b"data: " + b"x" * 65_528 + b"\n\n"
         while sent < total:
             await response.write(event)

@@ -12,19 +12,16 @@ from router.gateway.server.entrance import CREDENTIALS
 from router.net.keys.dialing import dial_options, token_file
 from router.net.keys.engine_accesses import EngineAccesses
 from router.net.keys.followed import FOLLOW_S
+from tests.router.gateway.server.test_gateway import BODY, CHAT
 from tests.stage.certificates import Authority, written
 from tests.stage.gateway import Stage, Worker, a_gateway, answering
 from tests.stage.keys import a_door, identity
 
-CHAT = "/v1/chat/completions"
-BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 DONE = b'{"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}'
 
 
 async def chat(stage: Stage, headers: dict[str, str] | None = None, **fields: Any) -> int:
-    async with stage.post(CHAT, BODY | fields, headers=headers) as answer:
-        await answer.read()
-        return int(answer.status)
+    return int((await stage.ask(CHAT, BODY | fields, headers=headers)).status)
 
 
 def requests_of(stage: Stage) -> list[Any]:
@@ -44,19 +41,17 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-async def test_only_clients_with_a_key_are_served_and_workers_never_see_it(
-    tmp_path: Path,
-) -> None:
+async def test_only_clients_with_a_key_are_served_and_workers_never_see_it(tmp_path: Path) -> None:
     worker = Worker(answering(DONE))
     async with a_gateway(worker, door=a_door(tmp_path, identity("a", rights=("route",)))) as stage:
         assert await chat(stage, bearer("a-token")) == 200
         others = dict.fromkeys(CREDENTIALS[1:], "secret") | {"x-api-key": "a-token"}
         assert await chat(stage, others) == 200  # Anthropic's clients
         for headers in (None, bearer("wrong"), {"Authorization": "Basic YTpi"}):
-            async with stage.post(CHAT, BODY, headers=headers) as answer:
-                assert answer.status == 401
-                assert answer.headers["WWW-Authenticate"] == "Bearer"
-                error = (await answer.json())["error"]
+            answer = await stage.ask(CHAT, BODY, headers=headers)
+            assert answer.status == 401
+            assert answer.headers["WWW-Authenticate"] == "Bearer"
+            error = answer.error
             assert error["message"] == "the call has no valid key"
             assert error["code"] == "invalid_api_key"
         assert len(worker.requests) == 2
@@ -98,20 +93,18 @@ async def test_rights_models_and_limits_are_those_of_the_key(tmp_path: Path) -> 
         assert await chat(stage, bearer("b-token")) == 403
         assert await chat(stage, bearer("c-token")) == 403
         assert await chat(stage, bearer("d-token")) == 200
-        async with stage.post(CHAT, BODY, headers=bearer("d-token")) as answer:
-            assert answer.status == 429
-            assert int(answer.headers["Retry-After"]) >= 1
+        answer = await stage.ask(CHAT, BODY, headers=bearer("d-token"))
+        assert answer.status == 429
+        assert int(answer.headers["Retry-After"]) >= 1
         for token, models in (("a", ["m"]), ("b", [])):
             url = f"{stage.base}/v1/models"
             async with stage.http.get(url, headers=bearer(f"{token}-token")) as answer:
                 assert [card["id"] for card in (await answer.json())["data"]] == models
             async with stage.http.get(f"{url}/m", headers=bearer(f"{token}-token")) as answer:
                 assert answer.status == (200 if models else 404)
-        async with stage.http.get(f"{stage.base}/v1/models") as answer:
-            assert answer.status == 401
+        assert (await stage.get("/v1/models")).status == 401
         for path in ("health", "ready"):
-            async with stage.http.get(f"{stage.base}/{path}") as answer:
-                assert answer.status == 200
+            assert (await stage.get(f"/{path}")).status == 200
         url = f"{stage.base}/metrics"
         for headers, status in ((None, 401), (bearer("e-token"), 403), (bearer("c-token"), 200)):
             async with stage.http.get(url, headers=headers) as answer:
@@ -134,9 +127,9 @@ async def test_a_field_of_the_engines_plane_is_refused_by_its_name(tmp_path: Pat
     may = identity("b", rights=("route", "engine_fields"))
     async with a_gateway(worker, door=a_door(tmp_path, identity("a"), may)) as stage:
         fields = {"bootstrap_host": "10.0.0.1", "bootstrap_room": 7}
-        async with stage.post(CHAT, BODY | fields, headers=bearer("a-token")) as answer:
-            assert answer.status == 403
-            assert "bootstrap_host" in (await answer.json())["error"]["message"]
+        answer = await stage.ask(CHAT, BODY | fields, headers=bearer("a-token"))
+        assert answer.status == 403
+        assert "bootstrap_host" in answer.error["message"]
         assert await chat(stage, bearer("a-token"), lora_path="secret") == 200, "all models"
         assert await chat(stage, bearer("b-token"), **fields) == 200
         await stage.until(lambda: stage.open == 0)
@@ -172,11 +165,10 @@ async def test_a_response_goes_on_for_its_tenant_alone(tmp_path: Path) -> None:
         async def asks(token: str, previous: str | None) -> int:
             about = {} if previous is None else {"previous_response_id": previous}
             headers = bearer(f"{token}-token")
-            async with stage.post("/v1/responses", body | about, headers=headers) as answer:
-                if answer.status == 404:
-                    assert answer.headers["X-Kvroute-Reason"] == "RESPONSE_GONE"
-                await answer.read()
-                return int(answer.status)
+            answer = await stage.ask("/v1/responses", body | about, headers=headers)
+            if answer.status == 404:
+                assert answer.headers["X-Kvroute-Reason"] == "RESPONSE_GONE"
+            return int(answer.status)
 
         assert await asks("a", None) == 200
         assert [await asks(token, "resp_1") for token in ("a", "a2", "b", "c")] == [

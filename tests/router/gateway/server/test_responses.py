@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from tests.stage.gateway import Stage, Worker, a_gateway, answering, streaming
+from tests.stage.gateway import Stage, Worker, a_gateway, answering, begun, cut, streaming
 
 PATH = "/v1/responses"
 ASK: dict[str, Any] = {"model": "m", "input": "hello"}
@@ -29,9 +29,7 @@ def events(name: str) -> list[bytes]:
 
 
 async def given(stage: Stage, **about: Any) -> None:
-    async with stage.post(PATH, {**ASK, **about}) as answer:
-        assert answer.status == 200
-        await answer.read()
+    assert (await stage.ask(PATH, {**ASK, **about})).status == 200
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -54,9 +52,9 @@ async def test_a_request_goes_on_where_its_response_is(is_stream: bool) -> None:
 async def test_a_response_that_no_worker_is_known_to_hold_is_an_error() -> None:
     workers = [Worker(answering(response("resp_a"))) for _ in range(2)]
     async with a_gateway(*workers) as stage:
-        async with stage.post(PATH, {**ASK, "previous_response_id": "resp_x"}) as answer:
-            assert answer.status == 404
-            error = (await answer.json())["error"]
+        answer = await stage.ask(PATH, {**ASK, "previous_response_id": "resp_x"})
+        assert answer.status == 404
+        error = answer.error
         assert (error["code"], error["param"]) == (
             "previous_response_not_found",
             "previous_response_id",
@@ -65,10 +63,10 @@ async def test_a_response_that_no_worker_is_known_to_hold_is_an_error() -> None:
         (holder,) = [number for number, worker in enumerate(workers) if worker.bodies]
         excluded = f"w{holder}"
         stage.served.fleet.core.drain(excluded)
-        async with stage.post(PATH, {**ASK, "previous_response_id": "resp_a"}) as answer:
-            assert answer.status == 404
-            message = (await answer.json())["error"]["message"]
-            assert "worker that holds the response can't serve" in message
+        answer = await stage.ask(PATH, {**ASK, "previous_response_id": "resp_a"})
+        assert answer.status == 404
+        message = answer.error["message"]
+        assert "worker that holds the response can't serve" in message
 
 
 async def test_a_fleet_of_one_worker_is_asked_for_any_response() -> None:
@@ -83,11 +81,8 @@ async def test_an_answer_that_breaks_ends_with_an_event_of_its_protocol() -> Non
     delta = b'data: {"type":"response.output_text.delta","sequence_number": 41,"delta":"a"}\n\n'
 
     async def play(request: web.Request, _: bytes) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(created + delta)
-        assert request.transport is not None
-        request.transport.close()
+        response = await begun(request, created + delta)
+        cut(request)
         return response
 
     got = b""

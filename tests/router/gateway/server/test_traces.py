@@ -1,20 +1,12 @@
 """Spans of requests through the gateway: from the client's to the engine's."""
 
-from typing import Any
-
 import pytest
 
 from router.observe.tracing.traceparent import SpanContext
+from tests.router.gateway.server.test_gateway import BODY, CHAT, WHOLE
 from tests.stage.gateway import Worker, a_gateway, answering, streaming
 from tests.stage.traces import PARENT, Kept
 
-CHAT = "/v1/chat/completions"
-BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
-USAGE = (
-    b'{"prompt_tokens":20,"completion_tokens":3,"total_tokens":23,'
-    b'"prompt_tokens_details":{"cached_tokens":16}}'
-)
-WHOLE = b'{"id":"c","choices":[{"message":{"content":"hi"}}],"usage":' + USAGE + b"}"
 ROUTER = ["kvroute.hash", "kvroute.match", "kvroute.cost", "kvroute.reserve", "kvroute.route"]
 UNSAMPLED = PARENT.header()[:-1] + "0"
 
@@ -24,8 +16,7 @@ async def test_a_trace_goes_from_the_client_over_the_router_to_the_engine(in_pro
     kept, worker = Kept(), Worker(answering(WHOLE))
     async with a_gateway(worker, tracing=kept.tracing, in_process=in_process) as stage:
         headers = {"traceparent": PARENT.header(), "X-Request-Id": "mine"}
-        async with stage.post(CHAT, BODY, headers=headers) as answer:
-            assert await answer.read() == WHOLE
+        assert (await stage.ask(CHAT, BODY, headers=headers)).body == WHOLE
     tree = kept.tree()
     own = f"POST {CHAT}"
     above = dict.fromkeys(("kvroute.pick", "kvroute.first_token", "kvroute.forward"), own)
@@ -74,15 +65,14 @@ async def test_the_first_token_of_a_stream_comes_before_its_end() -> None:
 async def test_the_histograms_name_the_trace_to_a_prometheus_that_reads_open_metrics() -> None:
     kept = Kept()
     async with a_gateway(Worker(answering(WHOLE)), tracing=kept.tracing) as stage:
-        async with stage.post(CHAT, BODY, headers={"traceparent": PARENT.header()}) as answer:
-            await answer.read()
+        await stage.ask(CHAT, BODY, headers={"traceparent": PARENT.header()})
         headers = {"Accept": "application/openmetrics-text; version=1.0.0"}
-        async with stage.http.get(f"{stage.base}/metrics", headers=headers) as answer:
-            text = await answer.text()
-            assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
-        async with stage.http.get(f"{stage.base}/metrics") as answer:
-            plain = await answer.text()
-            assert answer.headers["Content-Type"].startswith("text/plain")
+        answer = await stage.get("/metrics", headers=headers)
+        text = answer.body.decode()
+        assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+        answer = await stage.get("/metrics")
+        plain = answer.body.decode()
+        assert answer.headers["Content-Type"].startswith("text/plain")
     exemplar = f'# {{trace_id="{PARENT.trace_id:032x}"}}'
     buckets = [line for line in text.splitlines() if line.startswith("kvroute_pick_seconds_bucket")]
     assert any(exemplar in line for line in buckets)
@@ -113,13 +103,11 @@ async def test_without_tracing_a_sampled_header_goes_on_as_it_came() -> None:
 async def test_a_refusal_and_a_dead_worker_are_errors_of_their_spans() -> None:
     kept = Kept(share=1.0)
     async with a_gateway(tracing=kept.tracing) as stage:
-        async with stage.post(CHAT, BODY) as answer:
-            assert answer.status == 503
+        assert (await stage.ask(CHAT, BODY)).status == 503
         assert kept.one("kvroute.pick").error == "NO_WORKER"
         assert kept.one(f"POST {CHAT}").error == "refused"
         kept.spans.clear()
         stage.add("dead", "http://127.0.0.1:1")
-        async with stage.post(CHAT, BODY) as answer:
-            assert answer.status == 502
+        assert (await stage.ask(CHAT, BODY)).status == 502
     assert "ClientConnectorError" in kept.one("kvroute.forward").error
     assert kept.one(f"POST {CHAT}").error == "failed"

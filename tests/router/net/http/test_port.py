@@ -71,15 +71,13 @@ async def connected(port: HttpPort, context: ssl.SSLContext | None = None) -> Pe
 async def answered(peer: Peer, request: bytes = HEAD) -> bool:
     """Whether a request on an open connection gets its answer."""
     peer[1].write(request)
-    async with asyncio.timeout(GUARD_S):
-        return (await peer[0].readuntil(b"here")).startswith(b"HTTP/1.1 200")
+    return (await asyncio.wait_for(peer[0].readuntil(b"here"), GUARD_S)).startswith(b"HTTP/1.1 200")
 
 
 async def ended(peer: Peer) -> bytes:
     """All that comes until the connection's end."""
     try:
-        async with asyncio.timeout(GUARD_S):
-            return await peer[0].read()
+        return await asyncio.wait_for(peer[0].read(), GUARD_S)
     except ConnectionError:
         return b""
 
@@ -186,8 +184,7 @@ async def test_a_body_that_does_not_come_holds_its_connection_for_the_linger_tim
     async with a_port(linger_s=0.1) as port:
         peer = await connected(port)
         assert await answered(peer, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n1")
-        async with asyncio.timeout(9.0):  # aiohttp's own time is 10 s
-            assert await peer[0].read() == b""
+        assert await asyncio.wait_for(peer[0].read(), 9.0) == b""
 
 
 async def test_the_end_of_a_port_ends_its_connections() -> None:
@@ -204,8 +201,7 @@ async def test_answers_do_not_tell_what_the_server_is_made_of() -> None:
     async with a_port() as port:
         peer = await connected(port)
         peer[1].write(HEAD)
-        async with asyncio.timeout(GUARD_S):
-            answer = await peer[0].readuntil(b"here")
+        answer = await asyncio.wait_for(peer[0].readuntil(b"here"), GUARD_S)
         assert b"\r\nServer: kvroute\r\n" in answer
         assert b"aiohttp" not in answer
 
@@ -344,8 +340,7 @@ async def test_the_rest_of_an_answered_requests_body_has_a_bound(
                              (b"Transfer-Encoding: chunked", True)):  # fmt: skip
             reader, writer = await connected(port)
             writer.write(b"POST / HTTP/1.1\r\nHost: a\r\n" + size + b"\r\n\r\n")
-            async with asyncio.timeout(GUARD_S):
-                head = await reader.readuntil(b"here")
+            head = await asyncio.wait_for(reader.readuntil(b"here"), GUARD_S)
             assert (b"Connection: close" in head) == closes
             writer.write(tiny * 700_000 if closes else b"x" * 32_768)
             if closes:

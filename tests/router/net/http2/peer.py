@@ -94,10 +94,7 @@ class Peer:
             at += 9 + size
 
     def headers(
-        self,
-        number: int,
-        flags: int = http2.END_HEADERS,
-        more: Sequence[tuple[str, str]] = (),
+        self, number: int, flags: int = http2.END_HEADERS, more: Sequence[tuple[str, str]] = ()
     ) -> bytes:
         return frame(http2.HEADERS, flags, number, self.encoder.encode([*HEADERS, *more]))
 

@@ -341,8 +341,7 @@ async def test_a_stop_ends_after_its_grace_though_bytes_wait() -> None:
         raw.send(NO_WINDOW, whole("Large"))
         await raw.until(http2.HEADERS, number=1)  # the answer's own need no window
         await stage.server.stop(0.01)
-        async with asyncio.timeout(GUARD_S):
-            await raw.reader.read()
+        await asyncio.wait_for(raw.reader.read(), GUARD_S)
         await until(lambda: stage.unsent == 1, "the answer is unsent")
 
 

@@ -13,16 +13,7 @@ from router.net.http2.frames import Code, ConnectionFault, Status, frame
 from router.net.http2.machine import Connection
 from router.net.http2.packing import STEP_BYTES, unpacking
 from router.net.listener.held import STREAM_BYTES
-from tests.router.net.http2.peer import (
-    HEADERS,
-    Echo,
-    Peer,
-    a_peer,
-    data,
-    message,
-    reset,
-    status_of,
-)
+from tests.router.net.http2.peer import HEADERS, Echo, Peer, a_peer, data, message, reset, status_of
 
 U32 = struct.Struct(">I")
 CREDIT = (http2.WINDOW_UPDATE, 1)
@@ -363,10 +354,7 @@ def _flood(kind: int, payload: bytes, number: int = 0) -> Callable[[Peer], list[
             lambda peer: [peer.headers(1), frame(http2.DATA, http2.PADDED, 1, b"\5ab")],
             Code.PROTOCOL_ERROR,
         ),
-        (
-            lambda peer: [peer.headers(1), data(1, b"", http2.END_STREAM)] * 2,
-            None,
-        ),
+        (lambda peer: [peer.headers(1), data(1, b"", http2.END_STREAM)] * 2, None),
         (_flood(http2.PING, bytes(8)), Code.ENHANCE_YOUR_CALM),
         (_flood(http2.SETTINGS, b""), Code.ENHANCE_YOUR_CALM),
         (_flood(http2.PRIORITY, bytes(5), 1), Code.ENHANCE_YOUR_CALM),

@@ -22,9 +22,7 @@ FIELDS = st.tuples(st.permutations(PSEUDO), st.lists(REGULAR, max_size=6))
 
 
 @given(FIELDS)
-def test_what_is_well_formed_is_taken(
-    fields: Fields,
-) -> None:
+def test_what_is_well_formed_is_taken(fields: Fields) -> None:
     pseudo, regular = fields
     head = Head([*pseudo, *regular])
     assert head.fault == ""

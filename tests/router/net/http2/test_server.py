@@ -40,6 +40,7 @@ from router.net.http2.sockets import Bounds
 from router.net.listener import seldom
 from router.net.listener.connections import PortBounds
 from tests.stage.http2_frames import call_head
+from tests.stage.tcp import exchanged
 from tests.stage.waiting import until
 
 GUARD_S = 60.0
@@ -179,6 +180,12 @@ async def serving(**bounds: Any) -> AsyncIterator[Stage]:
     assert stage.server.calls == 0
 
 
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    async with serving() as stage:
+        yield stage
+
+
 async def written(context: Call, content: bytes) -> None:
     """A message, and room for the next."""
     if not context.send(content):
@@ -191,133 +198,125 @@ async def failure(call: Any) -> grpc.aio.AioRpcError:
     return caught.value
 
 
-async def test_calls_one_after_the_other_and_at_once() -> None:
-    async with serving() as stage:
-        for size in (0, 1, 16_384, 16_379, 500_000, 1 << 20):
-            assert await stage.call("Echo", bytes(size)) == bytes(size)
-        contents = [str(i).encode() for i in range(300)]
-        assert await asyncio.gather(*(stage.call("Echo", one) for one in contents)) == contents
+async def test_calls_one_after_the_other_and_at_once(stage: Stage) -> None:
+    for size in (0, 1, 16_384, 16_379, 500_000, 1 << 20):
+        assert await stage.call("Echo", bytes(size)) == bytes(size)
+    contents = [str(i).encode() for i in range(300)]
+    assert await asyncio.gather(*(stage.call("Echo", one) for one in contents)) == contents
 
 
-async def test_metadata_comes_as_it_was_sent() -> None:
-    async with serving() as stage:
-        sent = (("x-request-id", "7"), ("authorization", "Bearer t"), ("some-bin", b"\x00\xfe"))
-        await stage.call("Echo", metadata=sent)
-        found = dict(stage.handlers.metadata)
-        assert all(found[name] == value for name, value in sent)
-        assert "grpc-timeout" not in found
-        assert not [name for name in found if name.startswith(":")]
+async def test_metadata_comes_as_it_was_sent(stage: Stage) -> None:
+    sent = (("x-request-id", "7"), ("authorization", "Bearer t"), ("some-bin", b"\x00\xfe"))
+    await stage.call("Echo", metadata=sent)
+    found = dict(stage.handlers.metadata)
+    assert all(found[name] == value for name, value in sent)
+    assert "grpc-timeout" not in found
+    assert not [name for name in found if name.startswith(":")]
 
 
-async def test_an_abort_has_its_code_words_and_trailing_metadata() -> None:
-    async with serving() as stage:
-        error = await failure(stage.call("Refuse"))
-        assert error.code() is Code.FAILED_PRECONDITION
-        assert error.details() == "50 % of é"
-        trailers = dict(error.trailing_metadata())
-        assert trailers["x-why"] == "so"
-        assert trailers["details-bin"] == b"\x00\xff"
+async def test_an_abort_has_its_code_words_and_trailing_metadata(stage: Stage) -> None:
+    error = await failure(stage.call("Refuse"))
+    assert error.code() is Code.FAILED_PRECONDITION
+    assert error.details() == "50 % of é"
+    trailers = dict(error.trailing_metadata())
+    assert trailers["x-why"] == "so"
+    assert trailers["details-bin"] == b"\x00\xff"
 
 
-async def test_a_handlers_fault_ends_its_call_alone(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving() as stage:
-        error = await failure(stage.call("Fail"))
-        assert error.code() is Code.UNKNOWN
-        assert "a fault" not in error.details()
-        assert "a fault" in caplog.text
-        assert await stage.call("Echo") == b"hello"
+async def test_a_handlers_fault_ends_its_call_alone(
+    caplog: pytest.LogCaptureFixture, stage: Stage
+) -> None:
+    error = await failure(stage.call("Fail"))
+    assert error.code() is Code.UNKNOWN
+    assert "a fault" not in error.details()
+    assert "a fault" in caplog.text
+    assert await stage.call("Echo") == b"hello"
 
 
-async def test_a_method_that_there_is_not_and_a_message_too_large() -> None:
-    async with serving() as stage:
-        assert (await failure(stage.call("Nothing"))).code() is Code.UNIMPLEMENTED
-        error = await failure(stage.call("Echo", bytes((1 << 20) + 1)))
-        assert error.code() is Code.RESOURCE_EXHAUSTED
-        assert await stage.call("Echo") == b"hello"
+async def test_a_method_that_there_is_not_and_a_message_too_large(stage: Stage) -> None:
+    assert (await failure(stage.call("Nothing"))).code() is Code.UNIMPLEMENTED
+    error = await failure(stage.call("Echo", bytes((1 << 20) + 1)))
+    assert error.code() is Code.RESOURCE_EXHAUSTED
+    assert await stage.call("Echo") == b"hello"
 
 
 @pytest.mark.parametrize("name", ["Slow", "SlowInATask"])
-async def test_a_wait_goes_on_in_a_task(name: str) -> None:
-    async with serving() as stage:
-        calls = [asyncio.ensure_future(stage.call(name, bytes(i))) for i in range(20)]
-        await until(lambda: stage.server.calls == 20, "all calls are open")
-        assert await stage.call("Echo") == b"hello"
-        stage.handlers.go.set()
-        assert await asyncio.gather(*calls) == [bytes(i) for i in range(20)]
-        assert stage.handlers.ends == ["done"] * 20
+async def test_a_wait_goes_on_in_a_task(name: str, stage: Stage) -> None:
+    calls = [asyncio.ensure_future(stage.call(name, bytes(i))) for i in range(20)]
+    await until(lambda: stage.server.calls == 20, "all calls are open")
+    assert await stage.call("Echo") == b"hello"
+    stage.handlers.go.set()
+    assert await asyncio.gather(*calls) == [bytes(i) for i in range(20)]
+    assert stage.handlers.ends == ["done"] * 20
 
 
 @pytest.mark.parametrize("name", ["Slow", "SlowInATask"])
-async def test_a_caller_that_leaves_cancels_its_handler(name: str) -> None:
-    async with serving() as stage:
-        call = stage.call(name)
-        await stage.handlers.began.wait()
-        call.cancel()
-        await until(lambda: stage.handlers.ends, "the handler ends")
-        assert stage.handlers.ends == ["cancelled"]
-        assert stage.server.calls == 0
+async def test_a_caller_that_leaves_cancels_its_handler(name: str, stage: Stage) -> None:
+    call = stage.call(name)
+    await stage.handlers.began.wait()
+    call.cancel()
+    await until(lambda: stage.handlers.ends, "the handler ends")
+    assert stage.handlers.ends == ["cancelled"]
+    assert stage.server.calls == 0
 
 
 @pytest.mark.parametrize("name", ["Slow", "SlowInATask"])
-async def test_a_deadline_cancels_its_handler(name: str) -> None:
-    async with serving() as stage:
-        call = stage.channel.unary_unary(f"/a.B/{name}")(b"", timeout=0.05)
-        assert (await failure(call)).code() is Code.DEADLINE_EXCEEDED
-        await until(lambda: stage.server.calls == 0, "the call is over")
-        assert stage.handlers.ends in ([], ["cancelled"])  # it may be over before it began
+async def test_a_deadline_cancels_its_handler(name: str, stage: Stage) -> None:
+    call = stage.channel.unary_unary(f"/a.B/{name}")(b"", timeout=0.05)
+    assert (await failure(call)).code() is Code.DEADLINE_EXCEEDED
+    await until(lambda: stage.server.calls == 0, "the call is over")
+    assert stage.handlers.ends in ([], ["cancelled"])  # it may be over before it began
 
 
-async def test_an_answer_whose_caller_has_left_is_told_to_the_handler() -> None:
-    async with serving() as stage:
+async def test_an_answer_whose_caller_has_left_is_told_to_the_handler(stage: Stage) -> None:
 
-        def leave(context: Any) -> None:
-            """In the turn in which the handler ends."""
-            context._stream.finished = True
+    def leave(context: Any) -> None:
+        """In the turn in which the handler ends."""
+        context._stream.finished = True
 
-        stage.handlers.on_done = leave
-        call = stage.call("Slow")
-        stage.handlers.go.set()
-        await until(lambda: stage.handlers.ends == ["done", "unsent"], "it is told")
-        call.cancel()
-
-
-async def test_a_stream_both_ways() -> None:
-    async with serving() as stage:
-        call = stage.stream("Talk")
-        await call.initial_metadata()
-        for i in range(100):
-            await call.write(f"message {i}".encode())
-            assert await call.read() == f"message {i}".encode()[::-1]
-        await call.done_writing()
-        assert await call.read() == b"bye"
-        assert await call.read() is grpc.aio.EOF
-        assert await call.code() is Code.OK
+    stage.handlers.on_done = leave
+    call = stage.call("Slow")
+    stage.handlers.go.set()
+    await until(lambda: stage.handlers.ends == ["done", "unsent"], "it is told")
+    call.cancel()
 
 
-async def test_what_has_come_when_a_handler_ends_its_reading_is_read_and_nothing_after_it() -> None:
-    async with serving() as stage:
-        call = stage.stream("Gather")
-        await stage.handlers.began.wait()
-        (open_call,) = stage.server._calls
-        for content in (b"1", b"2"):
-            await call.write(content)
-        await until(lambda: len(open_call._messages) == 2, "both have come")
-        stage.handlers.go.set()
-        assert await call.read() == b"1|2"
-        assert await call.read() is grpc.aio.EOF
-        assert await call.code() is Code.OK
+async def test_a_stream_both_ways(stage: Stage) -> None:
+    call = stage.stream("Talk")
+    await call.initial_metadata()
+    for i in range(100):
+        await call.write(f"message {i}".encode())
+        assert await call.read() == f"message {i}".encode()[::-1]
+    await call.done_writing()
+    assert await call.read() == b"bye"
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() is Code.OK
 
 
-async def test_a_handler_that_waits_for_a_message_ends_as_its_reading_does() -> None:
-    async with serving() as stage:
-        call = stage.stream("Talk")
-        await call.initial_metadata()
-        (open_call,) = stage.server._calls
-        open_call.end_reading()
-        await call.write(b"too late")
-        assert await call.read() == b"bye"
-        assert await call.code() is Code.OK
-        await until(lambda: not stage.server.connections.held.bytes, "nothing is held")
+async def test_what_has_come_when_a_handler_ends_its_reading_is_read_and_nothing_after_it(
+    stage: Stage,
+) -> None:
+    call = stage.stream("Gather")
+    await stage.handlers.began.wait()
+    (open_call,) = stage.server._calls
+    for content in (b"1", b"2"):
+        await call.write(content)
+    await until(lambda: len(open_call._messages) == 2, "both have come")
+    stage.handlers.go.set()
+    assert await call.read() == b"1|2"
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() is Code.OK
+
+
+async def test_a_handler_that_waits_for_a_message_ends_as_its_reading_does(stage: Stage) -> None:
+    call = stage.stream("Talk")
+    await call.initial_metadata()
+    (open_call,) = stage.server._calls
+    open_call.end_reading()
+    await call.write(b"too late")
+    assert await call.read() == b"bye"
+    assert await call.code() is Code.OK
+    await until(lambda: not stage.server.connections.held.bytes, "nothing is held")
 
 
 async def _answer(content: Any, context: Any) -> Any:
@@ -343,24 +342,22 @@ async def test_a_handler_that_would_fail_when_called_is_refused_when_added(handl
         server.add("a.B", {"Odd": handler})
 
 
-async def test_a_stream_of_requests_has_one_answer() -> None:
-    async with serving() as stage:
-        call = stage.channel.stream_unary("/a.B/Join")(timeout=GUARD_S)
-        for content in (b"one", b"", b"two"):
-            await call.write(content)
-        await call.done_writing()
-        assert await call == b"one||two"
-        assert await call.code() is Code.OK
-        await until(lambda: not stage.server.connections.held.bytes, "nothing is held")
+async def test_a_stream_of_requests_has_one_answer(stage: Stage) -> None:
+    call = stage.channel.stream_unary("/a.B/Join")(timeout=GUARD_S)
+    for content in (b"one", b"", b"two"):
+        await call.write(content)
+    await call.done_writing()
+    assert await call == b"one||two"
+    assert await call.code() is Code.OK
+    await until(lambda: not stage.server.connections.held.bytes, "nothing is held")
 
 
-async def test_metadata_goes_in_front_of_an_answer() -> None:
+async def test_metadata_goes_in_front_of_an_answer(stage: Stage) -> None:
     sent = [("x-a", "1"), ("x-a", "2"), ("x-b-bin", bytes(range(256)))]
-    async with serving() as stage:
-        call = stage.channel.stream_unary("/a.B/Join")(timeout=GUARD_S, metadata=sent)
-        await call.done_writing()
-        assert await call == b""
-        assert [pair for pair in await call.initial_metadata() if pair[0].startswith("x-")] == sent
+    call = stage.channel.stream_unary("/a.B/Join")(timeout=GUARD_S, metadata=sent)
+    await call.done_writing()
+    assert await call == b""
+    assert [pair for pair in await call.initial_metadata() if pair[0].startswith("x-")] == sent
 
 
 async def test_a_unix_socket_is_served_beside_the_port_and_gone_at_the_end(tmp_path: Path) -> None:
@@ -375,59 +372,56 @@ async def test_a_unix_socket_is_served_beside_the_port_and_gone_at_the_end(tmp_p
     assert not path.exists()
 
 
-async def test_a_handler_waits_for_a_caller_that_does_not_read() -> None:
-    async with serving() as stage:
-        method = stage.channel.unary_stream("/a.B/Flood")
-        call = method(b"100000", timeout=GUARD_S)
-        assert await call.read() == bytes(10_000)
-        seen = -1
-        while seen != stage.handlers.wrote:  # until the peer's room and the socket are full
-            seen = stage.handlers.wrote
-            await asyncio.sleep(0.2)
-        assert seen < 10_000
-        call.cancel()
-        await until(lambda: stage.handlers.ends == ["cancelled"], "the handler ends")
+async def test_a_handler_waits_for_a_caller_that_does_not_read(stage: Stage) -> None:
+    method = stage.channel.unary_stream("/a.B/Flood")
+    call = method(b"100000", timeout=GUARD_S)
+    assert await call.read() == bytes(10_000)
+    seen = -1
+    while seen != stage.handlers.wrote:  # until the peer's room and the socket are full
+        seen = stage.handlers.wrote
+        await asyncio.sleep(0.2)
+    assert seen < 10_000
+    call.cancel()
+    await until(lambda: stage.handlers.ends == ["cancelled"], "the handler ends")
 
 
-async def test_a_caller_waits_for_a_handler_that_does_not_read() -> None:
-    async with serving() as stage:
-        call = stage.stream("Sink")
-        await stage.handlers.began.wait()
-        sent = 0
+async def test_a_caller_waits_for_a_handler_that_does_not_read(stage: Stage) -> None:
+    call = stage.stream("Sink")
+    await stage.handlers.began.wait()
+    sent = 0
 
-        async def send() -> None:
-            nonlocal sent
-            for _ in range(2000):
-                await call.write(bytes(10_000))
-                sent += 1
-            await call.done_writing()
+    async def send() -> None:
+        nonlocal sent
+        for _ in range(2000):
+            await call.write(bytes(10_000))
+            sent += 1
+        await call.done_writing()
 
-        sending = asyncio.create_task(send())
-        seen = -1
-        while seen != sent:
-            seen = sent
-            await asyncio.sleep(0.2)
-        assert seen < 1000
-        (open_call,) = stage.server._calls
-        assert sum(map(len, open_call._messages)) <= 2 << 20
-        stage.handlers.go.set()
-        await sending
-        assert await call.read() == b"2000"
+    sending = asyncio.create_task(send())
+    seen = -1
+    while seen != sent:
+        seen = sent
+        await asyncio.sleep(0.2)
+    assert seen < 1000
+    (open_call,) = stage.server._calls
+    assert sum(map(len, open_call._messages)) <= 2 << 20
+    stage.handlers.go.set()
+    await sending
+    assert await call.read() == b"2000"
 
 
-async def test_a_stop_lets_open_calls_end_and_takes_no_new_ones() -> None:
-    async with serving() as stage:
-        call = asyncio.ensure_future(stage.call("Slow"))
-        await stage.handlers.began.wait()
-        stopping = asyncio.create_task(stage.server.stop(GUARD_S))
-        (connection,) = stage.server.open
-        await until(lambda: connection.http2._leaving, "the client is told")
-        other = asyncio.ensure_future(failure(stage.call("Echo")))
-        assert (await other).code() is Code.UNAVAILABLE
-        assert not stopping.done()
-        stage.handlers.go.set()
-        assert await call == b"hello"
-        await stopping
+async def test_a_stop_lets_open_calls_end_and_takes_no_new_ones(stage: Stage) -> None:
+    call = asyncio.ensure_future(stage.call("Slow"))
+    await stage.handlers.began.wait()
+    stopping = asyncio.create_task(stage.server.stop(GUARD_S))
+    (connection,) = stage.server.open
+    await until(lambda: connection.http2._leaving, "the client is told")
+    other = asyncio.ensure_future(failure(stage.call("Echo")))
+    assert (await other).code() is Code.UNAVAILABLE
+    assert not stopping.done()
+    stage.handlers.go.set()
+    assert await call == b"hello"
+    await stopping
 
 
 async def test_a_call_on_its_way_when_the_server_stops_is_served() -> None:
@@ -505,13 +499,12 @@ async def test_a_peer_that_reads_late_has_the_last_answer_of_an_old_connection(
     assert CLOSING in answer
 
 
-async def test_a_stop_cancels_what_outlasts_its_grace() -> None:
-    async with serving() as stage:
-        call = asyncio.ensure_future(failure(stage.call("Slow")))
-        await stage.handlers.began.wait()
-        await stage.server.stop(0.01)
-        assert (await call).code() in (Code.UNAVAILABLE, Code.CANCELLED)
-        await until(lambda: stage.handlers.ends == ["cancelled"], "the handler ends")
+async def test_a_stop_cancels_what_outlasts_its_grace(stage: Stage) -> None:
+    call = asyncio.ensure_future(failure(stage.call("Slow")))
+    await stage.handlers.began.wait()
+    await stage.server.stop(0.01)
+    assert (await call).code() in (Code.UNAVAILABLE, Code.CANCELLED)
+    await until(lambda: stage.handlers.ends == ["cancelled"], "the handler ends")
 
 
 async def test_an_old_connection_is_left_by_its_client_without_a_failed_call(
@@ -553,13 +546,9 @@ async def test_a_silent_connection_is_pinged_then_closed(monkeypatch: pytest.Mon
     monkeypatch.setattr(port, "LOOK_S", 0.01)
     monkeypatch.setattr(port, "KEEPALIVE_TIMEOUT_S", 0.3)
     async with serving(keepalive_s=0.05) as stage:
-        reader, writer = await asyncio.open_connection("127.0.0.1", stage.server.port)
-        writer.write(PREFACE + frame(4, 0, 0))
-        async with asyncio.timeout(GUARD_S):
-            last = await reader.read()
-        assert frame(6, 0, 0, bytes(8)) in last
+        last = await exchanged(stage.server.port, PREFACE, frame(SETTINGS, 0, 0))
+        assert frame(PING, 0, 0, bytes(8)) in last
         assert stage.server.connections.closed["keepalive"] == 1
-        writer.close()
 
 
 async def test_broken_connections_are_counted_each_and_logged_once_in_a_while(
@@ -568,11 +557,7 @@ async def test_broken_connections_are_counted_each_and_logged_once_in_a_while(
     monkeypatch.setattr(sockets, "_faults", seldom.Seldom(sockets.log))
     async with serving() as stage:
         for _ in range(5):
-            reader, writer = await asyncio.open_connection("127.0.0.1", stage.server.port)
-            writer.write(b"GET / HTTP/1.1\r\n\r\n")
-            async with asyncio.timeout(GUARD_S):
-                await reader.read()
-            writer.close()
+            await exchanged(stage.server.port, b"GET / HTTP/1.1\r\n\r\n")
         await until(lambda: stage.server.connections.closed["malformed"] == 5, "each is counted")
         assert caplog.text.count("the connection is closed: the connection does not begin") == 1
         assert "127.0.0.1:" in caplog.text
@@ -582,12 +567,8 @@ async def test_broken_connections_are_counted_each_and_logged_once_in_a_while(
 
 async def test_a_preface_that_does_not_end_closes_its_connection() -> None:
     async with serving(port=PortBounds(10, begin_s=0.05)) as stage:
-        reader, writer = await asyncio.open_connection("127.0.0.1", stage.server.port)
-        writer.write(PREFACE[:10])
-        async with asyncio.timeout(GUARD_S):
-            await reader.read()
+        await exchanged(stage.server.port, PREFACE[:10])
         await until(lambda: stage.server.connections.closed["slow_head"], "it is counted")
-        writer.close()
 
 
 @pytest.mark.parametrize(
@@ -603,13 +584,12 @@ def test_a_timeout_is_read_or_refused(text: str, seconds: float | None) -> None:
     assert (found is None) if seconds is None else found == pytest.approx(seconds)
 
 
-async def test_a_unary_call_of_two_messages_or_none_is_refused() -> None:
-    async with serving() as stage:
-        two = stage.channel.stream_unary("/a.B/Echo")(timeout=GUARD_S)
-        await two.write(b"1")
-        await two.write(b"2")
-        assert (await failure(two)).code() is Code.INTERNAL
-        none = stage.channel.stream_unary("/a.B/Echo")(timeout=GUARD_S)
-        await none.done_writing()
-        assert (await failure(none)).code() is Code.INTERNAL
-        assert await stage.call("Echo") == b"hello"
+async def test_a_unary_call_of_two_messages_or_none_is_refused(stage: Stage) -> None:
+    two = stage.channel.stream_unary("/a.B/Echo")(timeout=GUARD_S)
+    await two.write(b"1")
+    await two.write(b"2")
+    assert (await failure(two)).code() is Code.INTERNAL
+    none = stage.channel.stream_unary("/a.B/Echo")(timeout=GUARD_S)
+    await none.done_writing()
+    assert (await failure(none)).code() is Code.INTERNAL
+    assert await stage.call("Echo") == b"hello"

@@ -38,8 +38,7 @@ async def test_a_changed_certificate_is_shown_without_a_failed_call(tmp_path: Pa
         identity("new", rights=(*RIGHTS, "report_any"), tokens=[], certificates=["cn:new"]),
     )
     door = Door(write_keys(tmp_path, *entries), clock=clock)
-    async with served(door=door, certificates=certificates) as stage:
-        stage.fleet.add("w0")
+    async with served("w0", door=door, certificates=certificates) as stage:
         settings = client_files(tmp_path, authority, "old")
         options = dial_options(settings, clock)
         async with KvRouteClient(f"127.0.0.1:{stage.server.port}", **options) as client:

@@ -232,9 +232,7 @@ def test_a_file_without_keys_is_refused_at_the_start(tmp_path: Path) -> None:
             Issuers((Issuer(issuer=ISSUER, audience=AUDIENCE, jwks=file.as_uri()),), Clock())
 
 
-async def test_a_door_takes_an_accounts_token_and_fetches_its_unknown_key(
-    tmp_path: Path,
-) -> None:
+async def test_a_door_takes_an_accounts_token_and_fetches_its_unknown_key(tmp_path: Path) -> None:
     clock, signer = Clock(), Signer()
     file = tmp_path / "jwks.json"
     file.write_text(signer.jwks(), encoding="utf-8")
