@@ -11,7 +11,6 @@ import pytest
 
 from events.plane.settings import LOCAL_KEYS, EngineSettings
 from kvroute.client import KvRouteClient
-from kvroute.client.calls.fleet_calls import WorkerKeywords
 from kvroute.v1 import RegisterWorkerRequest
 from router.app.calls.dialing import CallFailed
 from router.app.calls.fleet_changes import change_worker, register_worker
@@ -86,8 +85,7 @@ def test_contract_client_flags_and_configuration_have_the_same_keys() -> None:
     fields = {field.name for field in RegisterWorkerRequest.DESCRIPTOR.fields}
     assert fields - {"worker_id"} | {"id"} == KEYS
     parameters = set(signature(KvRouteClient.register_worker).parameters)
-    parameters |= WorkerKeywords.__annotations__.keys()
-    assert parameters - {"self", "worker_id", "timeout_s", "about"} | {"id"} == KEYS
+    assert parameters - {"self", "worker_id", "timeout_s"} | {"id"} == KEYS
     flags = {flag for option in relay.params for flag in option.opts}
     assert {flag_of(key) for key in KEYS} <= flags
     flags = {flag for option in register.params for flag in option.opts}

@@ -352,16 +352,14 @@ class TestOneCallersWord:
             bench.turn(0.05)
             assert bench.out() == set()
 
-    def test_the_relay_speaks_for_a_worker_that_serves_others(self) -> None:
-        bench = Bench()
+    def test_the_relay_speaks_for_a_worker_that_serves_others(self, bench: Bench) -> None:
         bench.fail(W[0], Fault.REFUSED, caller="liar")
         for seq in (10, 20, 30):
             bench.turn(0.3)
             bench.outliers.on_relay(W[0], 4.0, seq, bench.now_s)
         assert bench.out() == set()
 
-    def test_the_relay_of_an_engine_that_computes_nothing_says_nothing(self) -> None:
-        bench = Bench()
+    def test_the_relay_of_an_engine_that_computes_nothing_says_nothing(self, bench: Bench) -> None:
         bench.fail(W[0], Fault.REFUSED, caller="a")
         bench.sampled_s[W[0]] = bench.now_s - 1
         for _ in range(3):
