@@ -1,8 +1,8 @@
 """Events of engines about their KV caches, in one form for all engines and releases.
 
-A decoder (`decode` of an engine's record) makes these from an engine's bytes; the ledger
-(events/relay/ledger.py) makes facts of them. Hashes are the engine's own, and copies are not
-counted yet.
+A decoder (`Reading.decode`, events/engines/engine.py) makes these from an engine's bytes; the
+ledger (events/relay/ledger.py) makes facts of them. Hashes are the engine's own. An event is about
+one copy of each of its blocks; an engine may hold several, which the ledger counts.
 """
 
 from collections.abc import Sequence

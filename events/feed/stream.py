@@ -345,8 +345,8 @@ class Stream:
             self.let_go()
 
     def let_go(self) -> None:
-        """Drops the waiting messages, for lack of space. If the recovery under way ends before
-        them, the stream recovers once more."""
+        """Drops the waiting messages, for lack of space. If the recovery under way ends at a lower
+        number than that of the last of them, the stream recovers once more."""
         if self._buffer:
             self.buffer_overflows += 1
             self._let_go_seq = self._buffer[-1][0].seq

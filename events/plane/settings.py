@@ -163,7 +163,9 @@ class EngineSettings(Settings, frozen=True):
             " is polled over HTTP"
         ),
     ] = None
-    ranks: Annotated[int, Meta(ge=1, le=1024, description="data-parallel ranks of the engine")] = 1
+    ranks: Annotated[
+        int, Meta(ge=1, le=1024, description="number of the engine's data-parallel ranks")
+    ] = 1
     first_rank: Annotated[
         int,
         Meta(

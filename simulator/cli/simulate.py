@@ -64,7 +64,7 @@ _options = options(
            help="host:port on which a router with its gateway is run beside the engines, for"
            " OpenAI's and Anthropic's API; without a value, 127.0.0.1:8080."),
     option("--grpc-listen", default="127.0.0.1:50051",
-           help="host:port on which the router of --gateway takes gRPC calls."),
+           help="host:port on which the router that --gateway starts takes gRPC calls."),
 )  # fmt: skip
 
 

@@ -59,7 +59,9 @@ class SequenceBlocks:
             sequence.stored_count = last
 
     def fill(self, sequence: Sequence, token_count: int) -> None:
-        """Stores the blocks that a step fills, given the certain tokens of a sequence after it."""
+        """Stores the blocks that a step fills. token_count: the sequence's computed tokens after
+        the step, without drafts that may yet be rejected.
+        """
         self.store(sequence, token_count)
 
     def settle(self) -> None:

@@ -189,7 +189,11 @@ class _TraceFile:
         names = self._names[field]
         if name is not None and name not in names:
             if len(names) == NAMES_MAX:
-                raise self._bad(number, field, f"{name!r} is one more than {NAMES_MAX} names")
+                raise self._bad(
+                    number,
+                    field,
+                    f"{name!r} is one too many: {NAMES_MAX} different names are allowed",
+                )
             names.add(name)
 
     def _first_chat(self, chat: str, parent: str | None) -> str:

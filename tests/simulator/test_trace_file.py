@@ -264,7 +264,7 @@ def test_models_and_loras_are_bounded() -> None:
     for column in ("model", "lora_name"):
         lines = [line(i, 3, [1], **{column: f"m{i}"}) for i in range(NAMES_MAX)]
         assert len(read(*lines, line(NAMES_MAX, 3, [1], **{column: "m0"}))) == NAMES_MAX + 1
-        with pytest.raises(TraceError, match=f"{column}: 'more' is one more than 256"):
+        with pytest.raises(TraceError, match=f"{column}: 'more' is one too many: 256 different"):
             read(*lines, line(NAMES_MAX, 3, [1], **{column: "more"}))
 
 

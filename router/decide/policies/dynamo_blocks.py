@@ -29,7 +29,11 @@ class BlocksParameters(Parameters, frozen=True):
     ] = 0.25
     credit_decay: Annotated[
         float,
-        Meta(ge=0, description="decay of overlap_credit with each backlog of one prompt's length"),
+        Meta(
+            ge=0,
+            description="number d: overlap_credit is divided by 1 + d * backlog, a worker's tokens"
+            " of prompts to compute above the least of all workers, in lengths of this prompt",
+        ),
     ] = 0.0
     request_weight: Annotated[
         float,

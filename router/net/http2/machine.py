@@ -107,8 +107,9 @@ class Connection(Streams):
         held: Held | None = None,
     ) -> None:
         """message_max: bytes of a gRPC message, where the service sets no bound for a stream.
-        headers_max: bytes of a call's headers, past which the call is refused. ping_every_s: see
-        Calm. held: counts the bytes that this connection holds; None: a new counter.
+        headers_max: bytes of a call's headers, past which the call is refused. ping_every_s: least
+        seconds between two pings of the peer while no answer is sent. held: counts the bytes that
+        this connection holds; None: a new counter.
         """
         if held is None:
             held = Held(PortHeld(), lambda: None)

@@ -109,7 +109,9 @@ class Renderer:
     def _templated(self, body: Body, form: Templated, engine: str) -> bytes:
         to_template = DIALECTS[engine].templates.get(form)
         if to_template is None:
-            raise unsupported(f"the tokens of {body.kind.name} are known to {engine} only")
+            raise unsupported(
+                f"kvroute makes no tokens of {body.kind.name} for {engine}; the engine does"
+            )
         given = to_template(body.fields, self._facts)
         ids = self._encoder.encode(self._text(given), specials=given.specials)
         if given.suffix:
