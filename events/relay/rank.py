@@ -352,8 +352,6 @@ class Rank(RankStream[Ledger]):
 
     def _drop_kept(self) -> list[RankEffect]:
         """The saved ledger is of another life, or too old: the stream starts empty."""
-        if self._kept is not None:
-            self._kept[1].wipe()
         self._kept = None
         self.counts["saved_ledger_dropped"] += 1
         return self._heal_from(0) if self.state is EngineState.HEALING else []

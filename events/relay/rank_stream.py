@@ -85,7 +85,6 @@ class RankStream(Generic[L]):
         """
         before = self.outbox.epoch
         self.outbox.start_over(Epoch(max(int(now_s * 1e9), before.start_ns + 1), before.nonce), seq)
-        self.ledger.wipe()
         self._use(ledger)
         return self.beat(now_s)
 

@@ -115,11 +115,6 @@ class DynamoRank(RankStream[DynamoLedger]):
         self.complete = False
         return self._start_epoch(DynamoLedger(self._blocks_max, self.counts), 0, now_s)
 
-    def end(self) -> None:
-        """Forgets the blocks, since the stream has ended."""
-        self._aside = None
-        self.ledger.wipe()
-
     def _is_another_life(self, origin: Origin) -> bool:
         """Whether the publisher is another: each numbers its rank's events itself from the start,
         so a number that happens to be the next proves nothing."""

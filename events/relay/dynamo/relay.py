@@ -264,7 +264,6 @@ class DynamoRelay:
             self._higher_ranks[worker.key.worker_id] -= 1
             if not self._higher_ranks[worker.key.worker_id]:
                 del self._higher_ranks[worker.key.worker_id]
-        worker.rank.end()
 
     async def _end_silent(self) -> None:
         while True:
