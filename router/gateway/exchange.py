@@ -66,10 +66,7 @@ _BY_LOAD = frozenset((
     "RENDERER_UNAVAILABLE", "RENDER_QUEUE_FULL",
 ))  # fmt: skip
 """Reasons for which a request without tokens goes by load: the engine judges what a router can't
-read. EMPTY_PROMPT is the answer of routers of older releases, which don't know bodies."""
-_BY_LOAD_WITHOUT_REASON = frozenset(("UNIMPLEMENTED", "RESOURCE_EXHAUSTED"))
-"""Status codes for which, without a reason, a request without tokens goes by load: those of routers
-of older releases; and of gRPC itself, for a message past all limits of the router."""
+read."""
 
 
 class Blame(Enum):
@@ -345,9 +342,9 @@ class Exchange:
 
 def goes_by_load(reason: str | None, code: str) -> bool:
     """Whether a request is routed by load alone after a router refused its body. code: name of the
-    gRPC status.
+    gRPC status; without a reason RESOURCE_EXHAUSTED is gRPC's own, for a message past its limit.
     """
-    return reason in _BY_LOAD or (reason is None and code in _BY_LOAD_WITHOUT_REASON)
+    return reason in _BY_LOAD or (reason is None and code == "RESOURCE_EXHAUSTED")
 
 
 def forwarded(headers: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -209,7 +209,7 @@ def test_headers_of_one_connection_stay_on_it() -> None:
         ("EMPTY_PROMPT", "INVALID_ARGUMENT", True),
         ("NO_TOKENIZER", "FAILED_PRECONDITION", True),
         ("MESSAGE_TOO_LARGE", "RESOURCE_EXHAUSTED", True),
-        (None, "UNIMPLEMENTED", True),
+        (None, "UNIMPLEMENTED", False),
         (None, "RESOURCE_EXHAUSTED", True),
         (None, "UNAVAILABLE", False),
         ("MALFORMED_BODY", "INVALID_ARGUMENT", True),
