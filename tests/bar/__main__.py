@@ -3,7 +3,7 @@
 python -m tests.bar [--only tuning | held-out | WORDS] [--guard TOKENS/MARGIN] [--choose]
 
 Each run is kept in build/bar.json under its case, policy, seed and guard, so that an interrupted
-call goes on where it stopped; --again forgets them.
+call goes on where it stopped; --again forgets them, and so does a change of the code.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from tests.bar.judge import (
     judged,
     median_of,
 )
-from tests.bar.runs import Numbers, Run, play
+from tests.bar.runs import Numbers, Run, code_now, play
 
 KEPT = Path("build/bar.json")
 REQUEST_TOKENS = (300, 500, 1000)
@@ -45,7 +45,8 @@ def main(arguments: list[str]) -> int:
     asked = parser.parse_args(arguments)
     kept: dict[str, list[float]] = {}
     if KEPT.exists() and not asked.again:
-        kept = json.loads(KEPT.read_text())
+        runs = json.loads(KEPT.read_text())
+        kept = {key: runs[key] for key in runs if key.endswith(code_now())}
     if asked.choose:
         return _choose(asked.seeds, asked.jobs, kept)
     default = GuardSettings()

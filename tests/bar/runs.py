@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import msgspec
@@ -12,8 +13,11 @@ from simulator.traffic.results import share
 from simulator.traffic.trace import Trace
 from simulator.world.world import World
 from tests.bar.cases import CASES
+from tests.stage.code_digest import code_digest
 from tests.stage.guards import TunedGuard
 from tests.stage.story import Player, run_options
+
+code_now = cache(code_digest)
 
 
 class Run(NamedTuple):
@@ -27,9 +31,10 @@ class Run(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Also of the case's lines, so that another case under an old name is played again."""
+        """Also of the case's lines and of the code, so that another case under an old name, and
+        another version, are played again."""
         lines = xxh3_64_hexdigest("\n".join(CASES[self.case]).encode())
-        return "|".join(map(str, (*self, lines)))
+        return "|".join(map(str, (*self, lines, code_now())))
 
 
 class Numbers(NamedTuple):

@@ -8,7 +8,6 @@ Runs of the CODES_MAX latest versions of the code are kept.
 import os
 import pickle
 import zlib
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from shutil import rmtree
@@ -20,12 +19,9 @@ from simulator.study.comparison import Reuse, Traffic
 from simulator.traffic.results import RunResult
 from simulator.traffic.trace import Trace, TraceRequest
 from simulator.world.options import RunOptions
+from tests.stage.code_digest import ROOT, code_digest
 
-ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "results"
-PACKAGES = ("indexer", "events", "router", "simulator")
-SUFFIXES = frozenset({".py", ".pyx", ".pxd", ".h", ".yaml"})
-"""Of files that decide what a run does."""
 CODES_MAX = 3
 _FIELDS = tuple(field.name for field in fields(TraceRequest) if field.name != "hash_ids")
 
@@ -81,20 +77,6 @@ class Kept:
         if known is None:
             known = self._traces[id(trace)] = (trace, _trace_digest(trace))
         return known[1]
-
-
-def code_digest(root: Path = ROOT) -> str:
-    """Of the files of the packages that decide what a run does."""
-    digest = xxh3_128()
-    for file in _code(root):
-        digest.update(f"{file.relative_to(root)}\n".encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
-
-
-def _code(root: Path) -> Iterator[Path]:
-    for package in PACKAGES:
-        yield from sorted(one for one in (root / package).rglob("*") if one.suffix in SUFFIXES)
 
 
 def _trace_digest(trace: Trace) -> str:

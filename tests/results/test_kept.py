@@ -13,7 +13,8 @@ from simulator.study.comparison import Traffic
 from simulator.traffic.trace import Trace, TraceRequest
 from tests.results.cases import Case, Results, run_all
 from tests.results.fleets import fleet
-from tests.results.kept import CODES_MAX, PACKAGES, Kept, code_digest
+from tests.results.kept import CODES_MAX, Kept
+from tests.stage.code_digest import PACKAGES, code_digest
 
 
 def traffic(output_tokens: int = 4) -> Traffic:
