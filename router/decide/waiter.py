@@ -1,6 +1,6 @@
 """A waiting request. Pure.
 
-The driver sets what the request is; the queue sets the rest when the request is offered.
+The driver sets the fields that describe the request; the queue sets the others.
 """
 
 from collections.abc import Hashable
@@ -15,7 +15,7 @@ from router.request.narrowing import Narrowing
 from router.request.request import Objective
 
 Key = float | tuple[float, ...]
-"""Place in an order, lower is sooner; one order makes keys of one of the two forms."""
+"""Key by which an order sorts waiting requests, lowest first; a tuple for composite orders."""
 
 
 class Fate(StrEnum):
@@ -30,10 +30,10 @@ class Fate(StrEnum):
     DISPLACED = "displaced"
     """The queue was full, and a request of higher priority took the place."""
     TOO_LONG = "too_long"
-    """Its expected wait was longer than it may be (queue.early_refusal)."""
+    """The expected wait was longer than the request may wait (queue.early_refusal)."""
     UNSERVED = "unserved"
-    """Something else than want of room refused it while it waited: no worker serves its model any
-    more, or the router stops."""
+    """The waiting request was refused for another reason than lack of room: no worker serves its
+    model any more, or the router stops."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,58 +41,58 @@ class Waiter:
     """A waiting request, with the fields that orders, bounds and shares read."""
 
     request_id: str
-    """Empty: `find` doesn't know it."""
+    """Id that the caller gave; empty: none, and AdmissionQueue.find does not return the request."""
     arrived_s: float
     expires_s: float = inf
-    """When its wait is over: the caller's deadline, or the timeout if that is earlier."""
+    """When the wait is over: at the caller's deadline, or the timeout if that is earlier."""
     deadline_s: float = inf
-    """When the answer is due: what `edf` sorts by. inf: expires_s counts."""
+    """When the answer is due, by which the order `edf` sorts; inf: expires_s counts."""
     model: str = ""
     tenant: str = ""
     moved_s: float = 0.0
-    """Seconds that it waited in another router, as its caller says, and that don't count yet."""
+    """Seconds that the request waited in another router, as its caller says; not counted yet."""
     priority: int = 0
-    """Higher is sooner."""
+    """The caller's priority, in points: higher goes first."""
     narrowing: Narrowing | None = None
-    """Narrowing to some workers of its pool; None: it may use all of them."""
+    """Narrowing to some workers of the pool; None: all of them may be used."""
     sheddable: Objective | None = None
-    """Objectives of a sheddable request; None: it is none."""
+    """Objectives of a sheddable request; None: the request is not sheddable."""
     needs_prefill: bool = True
     """Whether the prompt is still to be computed: False for the decode half of a pair."""
     prompt_tokens: int = 0
     charged_tokens: int = 0
-    """See Request."""
+    """Tokens that a tenant's quota counts for an estimated prompt; 0: it is no estimate."""
     new_tokens: int = 0
     """Prompt tokens that the best worker did not hold on arrival."""
     output_tokens: int = 0
-    """That are expected."""
+    """Expected tokens of the answer."""
     size_bytes: int = 0
     """Memory that the request takes while it waits."""
     prefixes: HashArray | None = None
     """PrefixHashes of the prompt's full blocks; None: not known."""
     block_size: int = 0
     payload: object = None
-    """The driver's own."""
+    """The driver's object for the request, which the queue does not read."""
     reservation_id: str = ""
-    """The driver sets it before it says `dispatched`."""
+    """Id of the pick's reservation; the driver sets it before it calls `dispatched`."""
 
     # Set by the queue.
     pool: Hashable = None
-    """Where it waits; None: it does not wait."""
+    """The pool that the request waits for; None: it does not wait."""
     points: int = 0
-    """Its priority with what its tenant adds."""
+    """Priority of the request plus that of its tenant."""
     seq: int = 0
-    """Number of its arrival."""
+    """Number of the request's arrival, from 1."""
     key: Key = 0.0
     run: int | None = None
-    """PrefixHash of the uncached blocks by which it has siblings
-    (router/decide/queue_turns/siblings.py)."""
+    """PrefixHash of the uncached blocks that its siblings share
+    (router/decide/queue_turns/siblings.py); None: it can have no siblings."""
     level: int = 0
-    """Number of its band, 0 for the lowest."""
+    """Number of the request's band, 0 for the lowest."""
     ahead: int = 0
-    """Requests of its pool that were to go before it when it came."""
+    """Number of requests of its pool that were to go before it when it came."""
     passed_at: int | None = None
-    """The version of the room at which no worker had room for it."""
+    """Version of the room (Fleet.room) at which no worker had room for the request; None: none."""
 
     def __post_init__(self) -> None:
         self.points = self.priority

@@ -30,19 +30,19 @@ from router.decide.waiter import Fate, Waiter
 from router.request.refusal import Reason, Refusal
 
 RETRY_MIN_S, RETRY_MAX_S = 0.05, 10.0
-"""Bounds of RetryInfo, seconds."""
+"""Bounds of the RetryInfo of refusals, in seconds."""
 RETRY_UNKNOWN_S = 1.0
 """RetryInfo before any request was dispatched, seconds."""
 IDLE_POOLS_MAX = 1024
-"""Pools without waiting requests whose drain rate is kept."""
+"""Pools beyond which those without waiting requests are dropped, with their drain rates."""
 TENANTS_SHOWN = 32
 """Tenants that metrics show by name."""
 LOOK_EACH_S = 1.0
-"""Seconds between two looks at a request whose wait may not end in time: 4,096 that wait take about
-a hundredth of a core."""
+"""Seconds between two checks whether a request's wait can still end in time: for 4,096 waiting
+requests they take about a hundredth of a core."""
 LOOK_PAST = 16
-"""Requests without room that later ones may overtake at a time: a long prompt that has no room
-holds none of those behind it, and a round of turns still ends after few attempts."""
+"""Requests without room that later ones may overtake in one round of turns: a long prompt without
+room holds no request behind it, and the round still ends after few attempts."""
 PREEMPT_POINTS = 10
 """Points by which a request's priority must exceed the lowest waiting one to take its place in a
 full queue, so that two requests can't displace one another."""
@@ -73,14 +73,14 @@ class AdmissionQueue:
         self.refusals: Counter[Bound] = Counter()
         """Refused requests, by the bound that refused."""
         self.own_failures: Counter[OwnFailure] = Counter()
-        """Failures of orders that are functions of the operator's."""
+        """Failures of the operator's own order functions, by kind."""
         self._sight = Sight(rng, fleet)
         self.settings = settings
-        """Those in force."""
+        """The settings in force."""
         self.look_past = look_past
         self.tenants = Tenants(settings.tenants)
-        """Their quotas: the driver says which requests were picked for without waiting, and which
-        ended."""
+        """Tenants' quotas. The driver calls `took` for a request that got a worker without waiting,
+        and `ended` for each request in flight that ends."""
         self.siblings = Siblings(fleet)
         self.rules = self._rules_of(settings)
         self._bounds = Bounds(settings)
@@ -89,8 +89,8 @@ class AdmissionQueue:
         """Waiting requests by their id, in order of arrival."""
         self._expiries = Standing()
         self._looks = Standing()
-        """When each request is looked at for a wait that can't end in time; empty without
-        queue.early_refusal."""
+        """Time at which each request is next checked for a wait that can't end in time; empty
+        without queue.early_refusal."""
         self.recent_tenants: dict[str, None] = {}
         """The last TENANTS_SHOWN tenants whose requests began to wait, the most recent last."""
         self._seq = 0
@@ -136,7 +136,7 @@ class AdmissionQueue:
         return [pool for pool, queue in self._pools.items() if queue.count]
 
     def find(self, request_id: str) -> Sequence[Waiter]:
-        """The waiting requests with an id, in order of arrival: a caller may send one twice."""
+        """The waiting requests with an id, in order of arrival: a caller may send an id twice."""
         return tuple(self._by_id.get(request_id, ()))
 
     def levels(self, pool: Hashable) -> list[Level]:
@@ -197,8 +197,8 @@ class AdmissionQueue:
                 yield from ((band, queue.of_band(n)) for n, band in enumerate(self.bands))
 
     def band_waits_s(self, now_s: float) -> dict[str, float | None]:
-        """Expected wait in seconds of a request that comes last in each band, in the pool where it
-        is longest; None: some pool with waiting requests has dispatched none yet.
+        """Expected wait, by band, of a request that comes last in the band, in seconds, in the pool
+        where that wait is longest; None: some pool with waiting requests has dispatched none yet.
         """
         queues = [queue for queue in self._pools.values() if queue.count]
         waits: dict[str, float | None] = {}
@@ -230,11 +230,12 @@ class AdmissionQueue:
         now_s: float,
         held: Callable[[int], bool] | None = None,
     ) -> Iterator[Waiter]:
-        """Yields waiting requests in the order of their turns. The driver attempts each, and calls
-        `dispatched` or `passed` before it takes the next. Changes nothing.
+        """Yields waiting requests in the order of their turns. The driver decides each, and calls
+        `dispatched` or `passed` before it takes the next. Removes none by itself.
 
-        version: number of the pool's state of room; requests that were passed at it are left out.
-        held: whether a band, by its number, has no turn now.
+        version: number that rises whenever a worker may have got room (Fleet.room); requests that
+        no worker had room for at this version are left out. held: gets the number of a band, and
+        returns whether the band must not have a turn now.
         """
         queue = self._pools.get(pool)
         return queue.candidates(version, now_s, held) if queue is not None else iter(())
@@ -246,7 +247,9 @@ class AdmissionQueue:
     def dispatched(
         self, waiter: Waiter, uncached_tokens: int, cached_tokens: int, now_s: float
     ) -> None:
-        """Removes a request that has its worker. Raises ValueError if it does not wait."""
+        """Removes a request that got its worker, and charges its tenant and band. uncached_tokens,
+        cached_tokens: of its prompt. Raises ValueError if it does not wait.
+        """
         if not waiter.waits:
             raise ValueError(f"{waiter} does not wait")
         cost = self.tenants.cost(uncached_tokens, cached_tokens)
@@ -297,12 +300,12 @@ class AdmissionQueue:
         """The refusal of a new or waiting request whose expected wait is too long; None: it is not
         too long, or unknown. The driver calls this only while no worker has room.
 
-            expected wait = requests that go until this one does / drain rate
-            too long:       now_s + expected wait > end of the wait; with `slo`, or the time at
-                            which ttft_slo_ms wants the first token, if that is earlier
+            expected wait = requests that go until this one has gone / drain rate
+            too long:       now_s + expected wait > end of the wait, or, with early_refusal `slo`,
+                            the time at which ttft_slo_ms wants the first token if that is earlier
 
-        A request with no other in front of it is never refused, since the pace is only known from
-        waiting requests.
+        A request with no other in front of it is never refused, since the drain rate is known only
+        from waiting requests.
         """
         queue = self._pools.get(pool)
         if queue is None:
@@ -356,8 +359,8 @@ class AdmissionQueue:
         return True
 
     def backdate(self, waiter: Waiter, arrived_s: float, now_s: float) -> None:
-        """Sets an earlier arrival for a waiting request, which came to another replica then; the
-        end of its wait stays.
+        """Sets an earlier arrival for a waiting request: the time at which it came to another
+        replica. The end of its wait stays.
         """
         queue = self._pools[waiter.pool]
         queue.remove(waiter)
@@ -365,8 +368,8 @@ class AdmissionQueue:
         queue.add(waiter, now_s)
 
     def timeout(self, waiter: Waiter, now_s: float) -> Refusal:
-        """The refusal of a request whose wait is over; a passed deadline of its own is the driver's
-        to report.
+        """The refusal of a request whose wait is over. Where the caller's own deadline has passed,
+        the driver reports that instead.
         """
         waited_s = now_s - waiter.arrived_s
         return Refusal(
@@ -394,12 +397,14 @@ class AdmissionQueue:
         )
 
     def _number(self, waiter: Waiter) -> None:
-        """A request that comes has the place behind all that came, and its tenant's points."""
+        """Sets a new request's number, behind all earlier ones, and adds its tenant's priority."""
         waiter.seq = self._seq + 1
         waiter.points = waiter.priority + self.tenants.of(waiter.tenant).priority
 
     def _displaced_by(self, waiter: Waiter, now_s: float) -> Waiter | None:
-        """The request whose place a newcomer takes; None: none, there is room. Raises QueueFull."""
+        """The waiting request whose place a new one takes; None: the queue has a place. Raises
+        QueueFull if the new request has to be refused.
+        """
         bound = self._bounds.breached(waiter)
         if bound is None:
             return None
@@ -418,8 +423,8 @@ class AdmissionQueue:
         )
 
     def _retry_after_s(self, now_s: float) -> float:
-        """When a caller should come back: refused callers get places one after the other, at the
-        pace at which requests go."""
+        """Seconds after which a refused caller should retry: callers get times one after the other,
+        as far apart as requests are dispatched."""
         rate = sum(queue.rate.per_s(now_s) for queue in self._pools.values() if queue.count)
         if rate <= 0:
             return RETRY_UNKNOWN_S
@@ -480,5 +485,5 @@ class AdmissionQueue:
 
 
 def _before(places: float) -> int:
-    """Requests that go before one does, of those that go until it does."""
+    """Number of requests that go before a request; places: that number with the request itself."""
     return max(0, round(places) - 1)

@@ -11,7 +11,7 @@ from router.decide.waiter import Waiter
 
 _ARRIVED_S, _TENANT = attrgetter("arrived_s"), attrgetter("tenant")
 OTHER = "other"
-"""Name of all tenants that are not named, in the place of a tenant's."""
+"""Name under which the requests of all tenants that are not listed are summed up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Row:
 
     pool: Hashable
     place: int
-    """Requests of its pool in front of it, as if they went by band, tenant and line."""
+    """Number of requests of its pool in front of it, if these go by band, tenant and line."""
     request_id: str
     band: str
     tenant: str
@@ -28,11 +28,12 @@ class Row:
     waited_s: float
     expires_in_s: float
     held_by: str
-    """Why it has not gone: `turn` (others go first), `replicas` (others of other replicas
-    do), `room` (it is the first, or no worker had room when it was its turn), `sibling` (another
-    request computes the prefix that it shares), or the key of the quota that holds it."""
+    """Why the request still waits: `turn` (other requests of the pool go first), `replicas`
+    (requests of other replicas go first), `room` (it is the first, or no worker had room when it
+    was its turn), `sibling` (another request computes the prefix that it shares), or the key of the
+    quota that holds it."""
     behind: str
-    """Id of the request in front of it in its pool; empty: none."""
+    """Id of the request in front of it in its pool; empty: there is none, or it has no id."""
 
 
 @dataclass(slots=True)
@@ -41,7 +42,7 @@ class Depth:
 
     count: int = 0
     oldest_s: float = 0.0
-    """Longest wait of them so far."""
+    """Longest wait of these requests so far, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ def rows(
     held: Callable[[Hashable, int, float], bool] = lambda *_: False,
 ) -> Iterator[Row]:
     """Yields the first waiting requests of each pool, at most `most` in all. wanted: whether a pool
-    is included. held: whether requests of other replicas go before a band of it now.
+    is included. held: whether requests of other replicas go before a band of a pool now; gets the
+    pool, the band's number and now_s.
 
     Places and bands are those of the moment of the call; between two rows requests may come and go.
     """

@@ -1,1 +1,1 @@
-"""Which requests may wait, how much and for how long: bounds, quotas, early refusals. Pure."""
+"""Limits of the admission queue: bounds on what waits, tenants' quotas, the drain rate. Pure."""

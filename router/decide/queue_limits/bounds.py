@@ -1,6 +1,6 @@
-"""How much may wait, in requests and bytes, of all and of one tenant. Pure.
+"""Bounds on waiting requests, in number and bytes: of all tenants together, and of each. Pure.
 
-Law: nothing is kept of a tenant that has no request waiting.
+Law: no count is kept for a tenant without a waiting request.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ class Bounds:
         self._settings = settings
         self._all = _Tally()
         self._tenants: dict[str, _Tally] = {}
-        """Empty unless a tenant may have a part of the queue only."""
+        """Counts by tenant; empty where one tenant may fill the whole queue (tenant_share 1)."""
         self._by_tenant = settings.tenant_share < 1
         self._tenant_waiting = max(1, int(settings.tenant_share * settings.max_waiting))
         self._tenant_bytes = settings.tenant_share * settings.max_mib * MIB
@@ -58,8 +58,8 @@ class Bounds:
                 del self._tenants[waiter.tenant]
 
     def breached(self, waiter: Waiter, without: Waiter | None = None) -> Bound | None:
-        """The first bound that a new request would exceed, if the request `without` left for it;
-        None: none.
+        """The first bound that a new request would exceed once the waiting request `without` has
+        left; None: it would exceed no bound.
         """
         settings = self._settings
         tenant = self._tenants.get(waiter.tenant, _NONE)
@@ -76,8 +76,8 @@ class Bounds:
         return None
 
     def worst(self, waiter: Waiter, bound: Bound) -> Waiter | None:
-        """The waiting request of the lowest priority, of equal ones the last that came, that a
-        bound counts together with the new request; None: there is none.
+        """The waiting request that a bound counts together with a new one and that has the lowest
+        priority, of equal ones the last that came; None: the bound counts no waiting request.
         """
         of_tenant = bound is Bound.TENANT
         tally = self._tenants.get(waiter.tenant, _NONE) if of_tenant else self._all
@@ -88,14 +88,21 @@ class Bounds:
         settings = self._settings
         match bound:
             case Bound.WAITING:
-                return f"{settings.max_waiting} requests may wait (queue.max_waiting), and do"
+                return (
+                    f"the queue is full: at most {settings.max_waiting} requests may wait"
+                    " (queue.max_waiting)"
+                )
             case Bound.MIB:
-                return f"requests that take {settings.max_mib} MiB may wait (queue.max_mib), and do"
+                return (
+                    f"the queue is full: waiting requests may take at most {settings.max_mib} MiB"
+                    " (queue.max_mib)"
+                )
             case Bound.TENANT:
                 mib = self._tenant_bytes / MIB
                 return (
-                    f"{self._tenant_waiting} requests of a tenant, of {mib:g} MiB, may wait"
-                    " (queue.tenant_share), and as many of this one do"
+                    "the tenant's part of the queue is full: at most"
+                    f" {self._tenant_waiting} requests of a tenant, of {mib:g} MiB, may wait"
+                    " (queue.tenant_share)"
                 )
 
 
@@ -108,9 +115,9 @@ class _Tally:
         self.count = 0
         self.size_bytes = 0
         self._by_points: dict[int, dict[Waiter, None]] = {}
-        """Waiting requests by priority, the one that came last at the end."""
+        """Waiting requests by priority (Waiter.points), the one that came last at the end."""
         self._lowest: int | None = None
-        """The lowest priority; None: to be looked for."""
+        """The lowest priority of a waiting request; None: `worst` computes it again."""
 
     def add(self, waiter: Waiter) -> None:
         self.count += 1
@@ -142,7 +149,7 @@ class _Tally:
         return next(reversed(self._by_points[self._lowest]))
 
     def count_with(self, without: Waiter | None) -> int:
-        """Waiting requests with one more, less `without` if there is such a one."""
+        """Number of waiting requests once one more has come and `without`, if any, has left."""
         return self.count + (1 if without is None else 0)
 
     def bytes_with(self, waiter: Waiter, without: Waiter | None) -> int:

@@ -1,14 +1,14 @@
-"""How many waiting requests are dispatched a second. Pure.
+"""The rate at which waiting requests are dispatched, a second. Pure.
 
     rate = dispatches / time, both weighted by exp(-age / WINDOW_S)
 
-Time passes only while some request waits, so that an idle hour doesn't look like a slow one.
+Only time in which some request waits counts, so that an hour without requests lowers no rate.
 """
 
 from math import exp
 
 WINDOW_S = 5.0
-"""Time in which the past loses all but 37 % of its weight."""
+"""Seconds after which a dispatch, or a second of waiting, has 37 % (1 / e) of its weight."""
 
 
 class DrainRate:
@@ -19,12 +19,12 @@ class DrainRate:
     def __init__(self) -> None:
         self._count = 0.0
         self._span_s = 0.0
-        """Weighted time, WINDOW_S at most."""
+        """Weighted seconds in which some request waited, WINDOW_S at most."""
         self._at_s: float | None = None
-        """Time up to which time was counted; None: no request waits."""
+        """Time up to which `_count` and `_span_s` are weighted; None: no request waits."""
 
     def began(self, now_s: float) -> None:
-        """Records that the first request waits."""
+        """Records that a request waits, after a time in which none did."""
         self._at_s = now_s
 
     def ended(self, now_s: float) -> None:
@@ -43,7 +43,7 @@ class DrainRate:
         return count / span_s if span_s > 0 else 0.0
 
     def wait_s(self, places: float, now_s: float) -> float | None:
-        """Seconds in which this many requests are dispatched; None: none was dispatched yet."""
+        """Seconds in which `places` requests are dispatched; None: none was dispatched yet."""
         rate = self.per_s(now_s)
         return places / rate if rate > 0 else None
 

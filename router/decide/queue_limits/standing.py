@@ -1,10 +1,10 @@
 """A heap of requests, each with a number, from which any request can be removed. Pure.
 
-An entry whose request is gone, or whose number changed, stays in the heap until it comes to the
-front or until such entries are more than the live ones.
+Live requests are those that were added and not removed. An entry whose request was removed, or got
+another number, stays in the heap until it comes to the front or the heap is over its bound.
 
-Laws: `lowest` is the least number of the live requests; the heap has at most 2 * live + SPARE
-entries.
+Laws: `lowest` is the least number of the live requests; the heap has at most 2 * (number of live
+requests) + SPARE entries.
 """
 
 from heapq import heapify, heappop, heappush
@@ -12,11 +12,11 @@ from heapq import heapify, heappop, heappush
 from router.decide.waiter import Waiter
 
 SPARE = 64
-"""Entries of requests that are gone, which are kept however few live ones there are."""
+"""Entries of removed requests that the heap may have however few live requests there are."""
 
 
 class Standing:
-    """Live requests with their numbers."""
+    """Live requests, each with a number such as a time, and the lowest of these numbers."""
 
     def __init__(self) -> None:
         self._live: dict[Waiter, float] = {}
@@ -39,7 +39,9 @@ class Standing:
             self._compact()
 
     def lowest(self) -> tuple[float, Waiter] | None:
-        """The live request with the lowest number, of equal ones the first that arrived."""
+        """The lowest number and its live request, of equal ones the first that arrived; None: no
+        request is live.
+        """
         heap, live = self._heap, self._live
         while heap:
             number, _, waiter = heap[0]
@@ -54,6 +56,6 @@ class Standing:
         return lowest[1] if lowest is not None and lowest[0] <= now_s else None
 
     def _compact(self) -> None:
-        """Leaves out the entries of requests that are gone."""
+        """Makes the heap again, of the live requests alone."""
         self._heap = [(number, waiter.seq, waiter) for waiter, number in self._live.items()]
         heapify(self._heap)

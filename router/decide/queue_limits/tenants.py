@@ -1,16 +1,17 @@
 """Tenants' settings and quotas. Pure.
 
-A tenant over its quota is held: none of its requests has a turn until requests of it end, or time
-has filled its bucket again. Buckets hold one second of tokens; a request goes while the bucket is
-not empty and takes what it costs, so that over a time T a tenant gets at most
+A tenant over its quota is held: none of its requests has a turn until some of its requests end, or
+its bucket of tokens has filled again. A bucket holds one second of tokens_per_s. A request goes
+while its tenant's bucket is not empty, and takes its cost from it, so that in T seconds a tenant
+gets at most this number of tokens:
 
     tokens_per_s * (T + 1) + one largest request
 
-A prompt whose length is not known takes a fourth of its bytes, and what its engine counted takes
-their place once it is reported.
+A prompt whose length is not known costs a fourth of its bytes, as tokens, until the number of
+tokens that its engine counted is reported.
 
-Laws: a tenant has at most in_flight_max requests in flight that came through here; nothing is kept
-of a tenant with a full bucket and no request in flight.
+Laws: while a tenant's settings stay the same, it has at most in_flight_max counted requests in
+flight; counts are kept only of tenants with a request in flight, and of TENANTS_MAX buckets.
 """
 
 from collections import Counter
@@ -18,7 +19,7 @@ from collections import Counter
 from router.config.settings.queue_settings import TenantSettings, TenantsSettings
 
 TENANTS_MAX = 4096
-"""Tenants whose buckets are remembered; over it the one that took least recently is forgiven."""
+"""Most buckets that are kept; over it the one charged least recently is dropped, and so is full."""
 BURST_S = 1.0
 """Size of a bucket, in seconds of its rate."""
 
@@ -29,7 +30,7 @@ class Tenants:
     def __init__(self, settings: TenantsSettings) -> None:
         self._in_flight: Counter[str] = Counter()
         self._buckets: dict[str, tuple[float, float]] = {}
-        """Tokens that are left, and since when; the one that took least recently in front."""
+        """By tenant: tokens left, and as of when; the one charged least recently first."""
         self.configure(settings)
 
     def configure(self, settings: TenantsSettings) -> None:
@@ -43,7 +44,7 @@ class Tenants:
         """Settings of the tenants that have their own."""
         every = (settings.default, *settings.named.values())
         self.have_quotas = any(tenant.in_flight_max or tenant.tokens_per_s for tenant in every)
-        """Whether some tenant may be held."""
+        """Whether any tenant has a quota."""
         if not self.have_quotas:
             self._in_flight.clear()
             self._buckets.clear()

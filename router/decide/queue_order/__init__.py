@@ -1,1 +1,1 @@
-"""Which of two waiting requests is sooner: orders by name, and keys made of them. Pure."""
+"""Orders of the queue, by name, and the keys by which they sort waiting requests. Pure."""

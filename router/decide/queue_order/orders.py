@@ -1,11 +1,12 @@
-"""The orders by name: from a waiting request to a score, higher is sooner. Pure.
+"""The orders of the queue by name: each gives a waiting request a score, the highest first. Pure.
 
 A score s becomes the key by which a line is sorted, lower is sooner:
 
     key = -s + aging * arrived_s
 
-All requests wait alike, so waiting needs no new sort: s + aging * (now_s - arrived_s) ranks the
-same at every moment. A later request overtakes an earlier one only if it arrived less than
+Aging raises all scores at the same pace, so waiting needs no new sort: requests rank the same by
+s + aging * (now_s - arrived_s) at every moment. A later request overtakes an earlier one only if it
+arrived less than
 
     (range of scores) / aging
 
@@ -24,7 +25,7 @@ from router.decide.waiter import Waiter
 Score = Callable[[Waiter, Sight], float]
 
 LAST = -1e300
-"""Score of a request without the number that its order looks at: behind all that have it."""
+"""Score of a request without the number that its order reads: behind all requests with one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +36,16 @@ class Order:
     name: str
     score: Score
     aging: float
-    """That holds where the configuration names none: in the score's unit, per second of waiting."""
+    """Aging where queue.aging is not set: in the score's unit, per second of waiting."""
     scores: Callable[[Sequence[Waiter], Sight], list[float]] | None = None
-    """Scores of all requests of a line together, in the order of arrival; None: each has its
-    own."""
+    """Function that scores all requests of a line together, given in the order of arrival; None:
+    `score` is called for each."""
     length_max: int | None = None
-    """Longest pool that it ranks; None: any."""
+    """Most waiting requests of a pool that the order ranks; None: any number."""
     is_dynamic: bool = False
     """Whether scores change while requests wait."""
     needs_fleet: bool = False
-    """Whether scores are of what the workers hold or do, or of what prompts are made of."""
+    """Whether scores depend on the workers' caches or load, or on the blocks of prompts."""
 
 
 def _weight(waiter: Waiter) -> float:
@@ -54,7 +55,7 @@ def _weight(waiter: Waiter) -> float:
 
 
 def _work(waiter: Waiter) -> int:
-    """Tokens to compute, 1 at least."""
+    """Tokens to compute, of prompt and expected answer: 1 at least."""
     return max(1, waiter.new_tokens + waiter.output_tokens)
 
 
@@ -71,18 +72,18 @@ def _depth_first(waiters: Sequence[Waiter], sight: Sight) -> list[float]:
 
 
 FCFS = Order("fcfs", lambda waiter, sight: 0.0, aging=1.0)
-"""Aging in seconds. Source: vLLM V1 and SGLang, policy fcfs."""
+"""First come, first served; aging in seconds. Source: vLLM V1 and SGLang, policy fcfs."""
 PRIORITY = Order("priority", lambda waiter, sight: float(waiter.points), aging=0.1)
-"""Points. Source: vLLM V1, policy priority, with higher first and aging."""
+"""The highest priority, in points. Source: vLLM V1, policy priority, but higher first and aging."""
 EDF = Order("edf", lambda waiter, sight: _due(waiter), aging=0.0)
-"""Seconds. Source: Liu and Layland 1973, earliest deadline first."""
+"""The earliest due time, in seconds. Source: Liu and Layland 1973, earliest deadline first."""
 LOF = Order("lof", lambda waiter, sight: float(waiter.output_tokens), aging=400.0)
-"""Tokens. Source: SGLang, policy lof."""
+"""The longest expected output, in tokens. Source: SGLang, policy lof."""
 SHORTEST_FIRST = Order("shortest-first", lambda waiter, sight: -float(_work(waiter)), aging=4000.0)
-"""Tokens. Source: Schrage 1968, shortest processing time first."""
+"""The fewest tokens to compute. Source: Schrage 1968, shortest processing time first."""
 WSPT = Order("wspt", lambda waiter, sight: 1000.0 * _weight(waiter) / _work(waiter), aging=0.1)
-"""Weight per 1,000 tokens. Source: Smith 1956; NVIDIA Dynamo, queue policy wspt, with output tokens
-and aging."""
+"""The highest weight, by priority, per 1,000 tokens to compute. Source: Smith 1956; NVIDIA Dynamo,
+queue policy wspt, with output tokens and aging."""
 PREFILL_FIRST = Order("prefill-first", lambda waiter, sight: float(waiter.needs_prefill), aging=0.1)
 """1 if the prompt is still to be computed, else 0. Source: Chitu, scorer prefill_first."""
 RANDOM = Order("random", lambda waiter, sight: sight.rng.random(), aging=0.1)
@@ -95,7 +96,8 @@ LPM = Order(
     is_dynamic=True,
     needs_fleet=True,
 )
-"""Tokens. Source: SGLang, policy lpm, over the workers of a pool, with aging."""
+"""The longest prefix, in tokens, that some worker with room holds. Source: SGLang, policy lpm, over
+the workers of a pool, with aging."""
 DFS_WEIGHT = Order(
     "dfs-weight",
     lambda waiter, sight: 0.0,
@@ -105,7 +107,8 @@ DFS_WEIGHT = Order(
     is_dynamic=True,
     needs_fleet=True,
 )
-"""Places. Source: SGLang, policy dfs-weight, over the prompts that wait instead of a cache."""
+"""Places in a depth-first walk of the trie of waiting prompts (trie.py). Source: SGLang, policy
+dfs-weight, which walks a cache instead."""
 LAS = Order(
     "las",
     lambda waiter, sight: -sight.service.of(waiter.tenant, sight.now_s),
@@ -113,8 +116,8 @@ LAS = Order(
     length_max=1024,
     is_dynamic=True,
 )
-"""Tokens that the tenant got while requests waited. Source: Rai, Urvoy-Keller and Biersack 2003,
-least attained service, by tenant."""
+"""The fewest tokens that the request's tenant got lately, while requests waited. Source: Rai,
+Urvoy-Keller and Biersack 2003, least attained service, by tenant."""
 
 ORDERS: dict[str, Order] = {
     order.name: order

@@ -2,9 +2,9 @@
 
     def score(request: OwnView) -> float, higher is sooner
 
-It is called for every request of a pool when requests came or the room changed, on the event loop:
-it must not wait for anything. A function that raises, or whose number is none, scores 0, and is
-counted. Pure but for the function.
+The function is called on the event loop, for every waiting request of a pool, when requests came or
+a worker may have got room: it must not wait for anything. Where it raises or returns no finite
+number, the score is 0, and the failure is counted. Pure but for the function.
 """
 
 from collections import Counter
@@ -45,7 +45,10 @@ class OwnView:
 
 
 def own_order(name: str, where: str, failures: Counter[OwnFailure]) -> Order:
-    """A function as an order; see own_function."""
+    """Makes an order of the operator's function named module:function; raises ConfigError.
+
+    where: the configuration's key that names it. failures: counts the function's failures.
+    """
     function = own_function("order", name, where)
     return Order(
         name,

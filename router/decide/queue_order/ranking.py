@@ -1,8 +1,8 @@
-"""The order in force, as the configuration has it: from waiting requests to their keys. Pure.
+"""The order in force, as configured: it gives waiting requests the keys that sort them. Pure.
 
-A composite `a+b+c` ranks by a, equal requests by b, then by c. Its parts have no aging, but the one
-that queue.aging gives its first part; `fcfs` is by arrival in any place. An order that knows only
-short pools gives way to fcfs in longer ones.
+A composite order `a+b+c` ranks by a, requests with equal a by b, then by c. Its first part has the
+aging of queue.aging, if that is set, and the others none; `fcfs` ranks by arrival at any place.
+Where more requests wait for a pool than an order can rank, fcfs takes its place.
 """
 
 from collections import Counter
@@ -24,20 +24,20 @@ WHERE = "$.queue.order"
 
 
 class Ranking:
-    """An order, or several of which each decides between requests that are equal by those before
+    """An order, or several: each decides between the requests that are equal by the orders before
     it.
     """
 
     def __init__(self, parts: Sequence[tuple[Order, float]], sight: Sight) -> None:
         self.name = "+".join(order.name for order, _ in parts)
         self.is_dynamic = any(order.is_dynamic for order, _ in parts)
-        """Whether keys change while requests wait, so that they are made for all together."""
+        """Whether keys change while requests wait, so that `rank` makes them for all together."""
         self.looks_at_service = any(order is LAS for order, _ in parts)
-        """Whether keys are of what tenants got."""
+        """Whether keys depend on the tokens that tenants got lately."""
         self.needs_fleet = any(order.needs_fleet for order, _ in parts)
-        """Whether keys are of the workers, or of what prompts are made of."""
+        """Whether keys depend on the workers, or on the blocks of prompts."""
         self.last: Key = inf if len(parts) == 1 else (inf,)
-        """Key of a request that stands behind all others, until the next ranking."""
+        """Key that puts a new request behind all others, until the next `rank`."""
         self._parts = parts
         self._sight = sight
 
@@ -84,7 +84,7 @@ class Rankings:
 
     configured: Ranking
     length_max: float
-    """Waiting requests of the longest pool that it ranks; inf: of any."""
+    """Most waiting requests of a pool that `configured` ranks; inf: any number."""
     longer: Ranking
     """The ranking of longer pools."""
 
@@ -94,7 +94,7 @@ class Rankings:
 
 
 def rankings(settings: QueueSettings, sight: Sight, failures: Counter[OwnFailure]) -> Rankings:
-    """The configured ranking; raises ConfigError."""
+    """Makes the configured ranking; raises ConfigError for an order that is unknown or unusable."""
     ranking, length_max = _ranking(settings, sight, failures)
     return Rankings(ranking, length_max, Ranking([(FCFS, FCFS.aging)], sight))
 
@@ -102,7 +102,7 @@ def rankings(settings: QueueSettings, sight: Sight, failures: Counter[OwnFailure
 def _ranking(
     settings: QueueSettings, sight: Sight, failures: Counter[OwnFailure]
 ) -> tuple[Ranking, float]:
-    """An order or a composite, and the longest pool that it ranks."""
+    """The ranking of an order or composite, and the most waiting requests that it can rank."""
     names = [settings.order] if is_own(settings.order) else settings.order.split("+")
     parts = []
     length_max = inf

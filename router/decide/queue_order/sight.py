@@ -1,4 +1,4 @@
-"""Facts beside the request itself that orders read. Pure."""
+"""Facts that orders read beside a request: workers' caches and load, tenants' service. Pure."""
 
 from dataclasses import dataclass, field
 from math import exp
@@ -11,7 +11,7 @@ TENANTS_MAX = 4096
 """Tenants whose attained service is remembered; over it the one that was served least recently is
 forgotten."""
 SERVICE_WINDOW_S = 60.0
-"""Time in which attained service loses all but 37 % of its weight."""
+"""Seconds after which attained service has 37 % (1 / e) of its weight."""
 
 
 class Fleet(Protocol):
@@ -30,11 +30,11 @@ class Fleet(Protocol):
 
 
 class Service:
-    """Tokens that each tenant's requests got lately."""
+    """Tokens of the requests of each tenant that got a worker lately."""
 
     def __init__(self) -> None:
         self._attained: dict[str, tuple[float, float]] = {}
-        """Tokens, and as of when; the tenant that was served least recently in front."""
+        """By tenant: weighted tokens, and as of when; the tenant served least recently in front."""
 
     def __len__(self) -> int:
         return len(self._attained)

@@ -4,7 +4,8 @@ A node is a run of blocks that the same requests have; its weight is the number 
 prompts pass through it or end in it. Children go before the node's own requests, the heaviest one
 first, of equal ones the one with the first arrival.
 
-    A-C four times, A-D twice, B-E-F twice, B-E-G twice: C C C C D D F F G G
+    prompts, as runs of blocks: A-C four times, A-D twice, B-E-F twice, B-E-G twice
+    order, by their last runs:  C C C C D D F F G G
 """
 
 from collections.abc import Sequence
@@ -18,16 +19,16 @@ class _Node:
 
     def __init__(self, chain: HashArray | None, end: int) -> None:
         self.chain = chain
-        """PrefixHashes of some request that passes through here."""
+        """PrefixHashes of some request whose prompt passes through this node."""
         self.end = end
         """Depth in blocks at which the node's run ends."""
         self.children: dict[int, _Node] = {}
         """Nodes behind this one, by the PrefixHash of their first block."""
         self.own: list[int] = []
-        """Requests that end here, by number."""
+        """Numbers of the requests whose prompts end here."""
         self.weight = 0
         self.first = 0
-        """Lowest number of the requests that pass through here."""
+        """Lowest number of the requests whose prompts pass through this node."""
 
 
 def depth_first(waiters: Sequence[Waiter]) -> list[int]:
@@ -74,8 +75,9 @@ def _insert(root: _Node, number: int, chain: HashArray | None) -> None:
 
 
 def _shared(child: _Node, chain: HashArray, start: int, length: int) -> int:
-    """Depth up to which a prompt runs along a child: a PrefixHash stands for all before it, so one
-    that is equal means that all before it are."""
+    """Depth in blocks up to which a prompt and a child's run are the same. A binary search: equal
+    PrefixHashes mean that all blocks before them are equal, too. start: depth of the child's first
+    block. length: blocks of the prompt."""
     other = child.chain
     assert other is not None
     low, high = start + 1, min(child.end, length)
@@ -91,7 +93,7 @@ def _shared(child: _Node, chain: HashArray, start: int, length: int) -> int:
 
 
 def _split(parent: _Node, start: int, child: _Node, depth: int) -> _Node:
-    """Puts a node between a parent and its child, which keeps what comes after a depth."""
+    """Puts a new node between a parent and its child, for the blocks up to a depth; returns it."""
     chain = child.chain
     assert chain is not None
     upper = parent.children[start] = _Node(chain, depth)

@@ -1,1 +1,1 @@
-"""Whose turn it is: bands, tenants' shares, siblings, pools and rounds over them. Pure."""
+"""Turns of waiting requests: bands, tenants' shares, siblings, and rounds over a pool. Pure."""

@@ -1,11 +1,11 @@
 """Priority bands: levels of the queue, each with its own share of the turns. Pure.
 
 A request waits in the highest band whose `from_priority` its priority reaches, and comes into the
-next higher one when its waiting has raised its priority so far:
+next higher band once waiting has raised its priority to that band's from_priority:
 
     priority + queue.bands_aging * (now_s - arrived_s) >= from_priority
 
-Bands are taken from the highest one on (strict), or by weighted round robin in requests.
+Strict bands have their turns from the highest one on, others by their weights, in requests.
 """
 
 from bisect import bisect_right
@@ -29,7 +29,7 @@ class Bands:
     settings: tuple[BandSettings, ...]
     from_priorities: tuple[int, ...]
     aging: float
-    """Points a second."""
+    """Points that a second of waiting adds to a priority."""
 
     @classmethod
     def of(cls, bands: Sequence[BandSettings], aging: float) -> "Bands":

@@ -1,11 +1,11 @@
-"""One band of one pool: a line for each tenant, in the order of keys, and their shares. Pure.
+"""Waiting requests of one band of a pool: a sorted line for each tenant, and their shares. Pure.
 
 A line is a sorted list with binary search: moving the pointers of 10,000 requests takes less time
 than walking the levels of a balanced tree in Python does.
 
 Laws:
-- entries ascend by (key, arrival, number), and no number is there twice;
-- nothing is kept of a tenant without a waiting request, but a share that it overdrew.
+- entries of a line ascend by (key, arrival, number), and no request's number is there twice;
+- no line is kept for a tenant without a waiting request, only turns taken beyond its share.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -32,15 +32,15 @@ class Line:
 
     def __init__(self, level: int = 0, tenant: str = "", weight: float = 1.0) -> None:
         self.level = level
-        """Number of its band."""
+        """Number of the line's band."""
         self.tenant = tenant
         """The requests' tenant; empty: all tenants."""
         self.weight = weight
         """Weight of the tenant."""
         self.entries: list[Entry] = []
-        """The next request in front."""
+        """The requests with their sort keys, the next request in front."""
         self.narrowings: Counter[Narrowing] = Counter()
-        """How many requests have each; those without one are not counted."""
+        """Number of requests with each narrowing; requests without one are not counted."""
 
     def __len__(self) -> int:
         return len(self.entries)

@@ -20,8 +20,8 @@ from router.decide.queue_turns.shares import Shares
 from router.decide.waiter import Waiter
 
 RANK_EACH_S = 1e-4
-"""Time for each waiting request, in which they are ranked once at most: scores that change with the
-fleet may take 10 us each, which is then a tenth of the time."""
+"""Seconds between two rankings of a pool, for each waiting request in it: a score that changes with
+the fleet may take 10 us, so that ranking takes a tenth of the time at most."""
 RISES_MAX = 256
 """Requests that come into a higher band in one round: about 1 ms."""
 
@@ -33,11 +33,11 @@ class PoolQueue:
         self.rate = rate or DrainRate()
         self._rules = rules
         self._ranking = rules.rankings.of(0)
-        """That made the keys."""
+        """The ranking that made the requests' keys."""
         self._is_stale = False
-        """Whether requests came since they were made, and are behind all others."""
+        """Whether requests came since the keys were made, and so are behind all others."""
         self._ranked_at: int | None = None
-        """Version of the room at which they were made."""
+        """Version of the room (Fleet.room) at which the keys were made."""
         self._rank_again_s = -inf
         self.levels = [Level(number) for number in range(len(rules.bands.settings))]
         """The bands, the lowest first; read only."""
@@ -47,16 +47,16 @@ class PoolQueue:
         """Sum of the weights of the bands that requests wait in."""
         self._shares_by_tenant = rules.tenants.share
         self._rises = Standing()
-        """When requests come into the next higher band."""
+        """Times at which requests come into the next higher band."""
         self.count = 0
-        """Waiting requests."""
+        """Number of waiting requests."""
 
     @override
     def __repr__(self) -> str:
         return f"<PoolQueue {self.count} waiting, {self._ranking.name}>"
 
     def under(self, rules: Rules, now_s: float) -> "PoolQueue":
-        """The same requests, sorted by other rules; shares begin from nothing."""
+        """Returns a queue of the same requests under other rules; shares begin from nothing."""
         queue = PoolQueue(rules, self.rate)
         queue._ranking = rules.rankings.of(self.count)
         for waiter in sorted(self, key=lambda waiter: waiter.seq):
@@ -64,7 +64,7 @@ class PoolQueue:
         return queue
 
     def __iter__(self) -> Iterator[Waiter]:
-        """All that wait, as if none went: by band, tenant and line."""
+        """Yields all waiting requests by band, tenant and line, as they stand at this moment."""
         for line in self._lines():
             for entry in line.entries:
                 yield entry[3]
@@ -92,7 +92,8 @@ class PoolQueue:
         return self._of_all_bands(waiter.level, of_band, float(self.count + comes))
 
     def _of_all_bands(self, number: int, of_band: float, most: float) -> float:
-        """Requests of all bands that go until so many of one went, that many included.
+        """Number of requests of all bands that go until `of_band` of one band have gone, these
+        included. number: of that band.
 
         strict: of_band + requests of higher bands
         else:   of_band / (share of the band by weight among those that wait), `most` at most
@@ -179,20 +180,20 @@ class PoolQueue:
                 self._rises.put(waiter, rises_at_s)
 
     def _flow(self, waiter: Waiter) -> tuple[str, float]:
-        """The name under which a request has its share of a band, and the weight of that; one flow,
-        of any weight, where tenants don't share."""
+        """The name under which a request has its share of a band, and the weight of that share:
+        those of its tenant; where tenants don't share, the same for all requests."""
         if not self._shares_by_tenant:
             return "", 1.0
         return waiter.tenant, self._rules.tenants.of(waiter.tenant).weight
 
     def _weigh(self) -> None:
-        """A band has its first request, or lost its last one."""
+        """Sums the bands' weights again: a band has its first request, or lost its last one."""
         bands = self._rules.bands.settings
         self._weights = sum(bands[i].weight for i, level in enumerate(self.levels) if level.count)
 
     def _rank(self, version: int, now_s: float) -> None:
-        """Makes keys again where the length of the pool wants another order, and where requests
-        came or the room changed under an order that looks at it."""
+        """Makes keys again where the number of requests wants another order, and where requests
+        came or the room changed under an order whose scores change."""
         ranking = self._rules.rankings.of(self.count)
         is_current = ranking is self._ranking and not (
             ranking.is_dynamic and (self._is_stale or version != self._ranked_at)
@@ -205,7 +206,7 @@ class PoolQueue:
         self._rank_again_s = now_s + RANK_EACH_S * self.count
 
     def _rise(self, now_s: float) -> None:
-        """Requests that waited long enough come into the next higher band."""
+        """Moves requests that waited long enough into the next higher band."""
         if len(self.levels) == 1:
             return
         for _ in range(RISES_MAX):

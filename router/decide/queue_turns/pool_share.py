@@ -1,6 +1,7 @@
 """How many of a pool's free places this router may fill, by what waits in all routers. Pure.
 
-A flow is what waits for the pool in one band of one router. With room for `free` more requests
+A flow is the requests that wait for the pool in one band of one router. With room for `free` more
+requests, each flow f has these numbers:
 
     want(f)   = credit(f) + free * share(f)
     share(f)  = weight of its band / weights of all bands with a flow
@@ -9,22 +10,22 @@ A flow is what waits for the pool in one band of one router. With room for `free
                 the mean of that over the tenants, by their weights
     credit(f) = sum of share(f) over all requests that went, less those of its own that went
 
-and a flow of ours goes while the other replicas' requests in front of its next one leave room:
+A request of our flow f goes while the other replicas' requests in front of it leave room:
 
     free > sum of min(waiting(g), ceil(want(g) - want(f))) over their flows g that want more
 
-Where bands are strict, all that waits in another replica's higher band is in front, and what it
-leaves of `free` is shared within the band. The parts by number make waits equal: by Little's law a
+Where bands are strict, all requests in another replica's higher bands are in front, and the room
+that they leave is shared within the band. The parts by number make waits equal: by Little's law a
 queue of n requests that gets n/N of the turns waits as long as one of N - n that gets the others.
 
-Every router says its own flows' credits, so that views of them differ by what is on its way alone.
-Another replica may want room that its requests can't use, or be dead. So the claims of a flow
-that had requests in front, while there was room, and took none for HOLD_S, don't count for REST_S
-or until it takes one.
+Every router sends its own flows' credits, so that routers' views of them differ only by messages
+under way. Another replica may want room that its requests can't use, or be dead. So a flow that was
+in front, while there was room, and took none for HOLD_S, has no claims for REST_S, or until it
+takes room.
 
 Laws:
 - of routers with equal views exactly one has the turn for one free place, while any wants it;
-- a flow that always waits gets its share of any number of turns, less or more by a few requests;
+- a flow that always has waiting requests gets its share of turns, give or take a few requests;
 - room that no replica takes is held for HOLD_S at most, once in REST_S for each flow;
 - with nothing waiting elsewhere, all room is ours.
 """
@@ -35,16 +36,17 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 
 HOLD_S = 0.1
-"""Several times what a message takes to the other replicas and back."""
+"""Seconds for which room is left to a flow that takes none: several round trips of a message."""
 REST_S = 2.0
-"""A flow with claims that it can't use idles room for HOLD_S / REST_S of the time: 5 %."""
+"""Seconds for which the claims of a flow that took no room don't count: a flow that can take none
+leaves room idle for HOLD_S / REST_S of the time, 5 %."""
 CREDIT_MAX = 64.0
-"""Turns that a flow may be owed, or ahead: as many as go while messages are on their way."""
+"""Most turns that a flow may be owed, or ahead: as many as go while messages are under way."""
 _EQUAL = 1e-6
-"""Wants that differ by less are equal: sums of the same shares in another order."""
+"""Wants that differ by less are equal: they are sums of the same shares in another order."""
 
 REST = 0
-"""Number of the tenants that are not named, in the place of a tenant's."""
+"""Number under which all tenants without a number of their own are counted."""
 
 
 @dataclass(slots=True)
@@ -58,9 +60,9 @@ class Band:
     tenants: Mapping[int, int] = field(default_factory=dict)
     """Waiting requests by number of the tenant; the others count as one tenant, REST."""
     owed_s: float | None = None
-    """Time since which room is left for it; None: there is none, or it took some."""
+    """Time since which room is left for the flow; None: there is no room, or the flow took some."""
     rests_until_s: float = -inf
-    """End of the time in which its claims don't count."""
+    """End of the time in which the flow's claims don't count; -inf: they count."""
 
     def by_tenant(self) -> dict[int, int]:
         """Number of waiting requests of each tenant."""
@@ -105,15 +107,15 @@ class PoolShare:
         self._flows: dict[Key, Band] = {}
         """Flows with waiting requests."""
         self._own: dict[int, Band] = {}
-        """Bands of our router, by number: what went, and what was taken too early, outlast the
-        waiting requests."""
+        """Flows of our router, by number of the band: their counts, and credits below 0, are kept
+        while no request waits."""
         self._shares: dict[Key, float] | None = None
-        """Shares of flows that don't rest; None: to be worked out again."""
+        """Shares of flows whose claims count; None: to be computed again."""
         self._went = False
-        """Whether requests of ours went since `wait`: shares are worked out again with the next,
-        and are nearly the same until then."""
+        """Whether requests of ours went since the last `wait`. The next `wait` then has the shares
+        computed again; they are nearly the same until then."""
         self._wakes_s = inf
-        """When the next rest is over."""
+        """When the claims of some flow count again; inf: all count."""
         self.went = 0
         """Requests of ours that went."""
         self.rests = 0
@@ -147,8 +149,8 @@ class PoolShare:
         self._went = False
 
     def hear(self, replica: str, bands: Mapping[int, Band]) -> None:
-        """Sets the requests that wait in another replica, by band; empty: none, or that router is
-        gone. `bands` becomes this object's.
+        """Sets the requests that wait in another replica, by band; empty: none wait, or that router
+        is gone. The caller must not change `bands` afterwards.
         """
         for level, band in bands.items():
             before = self._flows.get((replica, level))
@@ -234,8 +236,8 @@ class PoolShare:
     def _turned(self, level: int, went: int, *, theirs: bool) -> None:
         """Updates credits after `went` requests of a band went: each flow gains its share of them.
 
-        theirs: the other replicas' flows, too, until they send their credits again, which count it
-        by then; requests that other replicas took may be counted before.
+        theirs: whether other replicas' flows gain theirs, too, until those replicas send their
+        credits again, which contain it by then.
         """
         for key, share in self._shares_now().items():
             if (theirs or key[0] == OURS) and (not self._strict or key[1] == level):
@@ -248,7 +250,7 @@ class PoolShare:
         return self._shares
 
     def _worked_out(self) -> dict[Key, float]:
-        """Each flow's share of the turns; where bands are strict, of those of its band."""
+        """The share of turns of each flow whose claims count; if strict, of its band's turns."""
         by_level: dict[int, list[Key]] = defaultdict(list)
         for key, flow in self._flows.items():
             if flow.rests_until_s == -inf:
@@ -285,7 +287,7 @@ class PoolShare:
         ]
 
     def _wake(self, now_s: float) -> None:
-        """Ends rests that are over."""
+        """Has the claims of flows count again whose time of rest is over."""
         self._wakes_s, self._shares = inf, None
         for flow in self._flows.values():
             if flow.rests_until_s <= now_s:

@@ -1,10 +1,10 @@
-"""A round of dispatch over the lines of a pool: requests tried, and those without room. Pure.
+"""A round of dispatch over the lines of a pool: which requests are tried, and had no room. Pure.
 
 Requests without room are looked past, within bounds, so that a large request doesn't idle a fleet
 that could serve those behind it, and requests that few workers may serve don't hold the others.
 
-Law: a round has at most FAILURES_FACTOR * (look_past + 1) attempts that fail, look_past + 1 of one
-band and narrowing, and LOOKS_MAX requests that are skipped without an attempt.
+Law: a round has at most FAILURES_FACTOR * (look_past + 1) attempts that fail, at most look_past + 1
+of the same band and narrowing, and at most LOOKS_MAX requests that are skipped without an attempt.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,12 +21,12 @@ from router.request.narrowing import Narrowing
 LOOKS_MAX = 1024
 """Requests that a round skips without an attempt: about 0.3 ms."""
 FAILURES_FACTOR = 4
-"""Failed attempts of a round, as a multiple of those of one band and narrowing."""
+"""Most failed attempts of a round, as a multiple of those with the same band and narrowing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Settings of the turns."""
+    """The settings by which waiting requests have their turns."""
 
     rankings: Rankings
     bands: Bands
@@ -49,7 +49,7 @@ class Round:
 
     def __init__(self, rules: Rules, version: int, now_s: float, lines: Callable[[], int]) -> None:
         self.went = False
-        """Whether the last line's turn ended since a request of it went."""
+        """Whether the last `of_line` ended because a request of its line was dispatched."""
         self._rules = rules
         self._look_past = rules.look_past
         self._lines = lines
@@ -63,7 +63,7 @@ class Round:
         self._failures = 0
         self._failures_max = FAILURES_FACTOR * (rules.look_past + 1)
         self._failed: dict[tuple[int | Line, Narrowing | None], int] = {}
-        """Requests without room, by band or line, and narrowing."""
+        """Number of requests without room, by band or line, and narrowing."""
 
     def over(self) -> bool:
         """Whether the round has failed or skipped as many requests as its bounds allow."""
@@ -105,7 +105,8 @@ class Round:
         self._done.add(line)
 
     def _is_out(self, line: Line, waiter: Waiter) -> bool:
-        """Whether a request is none to attempt now."""
+        """Whether a request must not be attempted now: it had no room, its wait is over, enough
+        like it had no room, or a quota or sibling holds it."""
         return (
             waiter.passed_at == self._version
             or waiter.expires_s <= self._now_s
@@ -114,7 +115,7 @@ class Round:
         )
 
     def _is_closed(self, line: Line, narrowing: Narrowing | None) -> bool:
-        """Whether enough requests of a narrowing had no room."""
+        """Whether more requests of a narrowing had no room, in a line or its band, than may."""
         failed = self._failed
         return (
             failed.get((line.level, narrowing), 0) > self._look_past

@@ -6,9 +6,9 @@ Start-time fair queueing (Goyal, Vin and Cheng, 1996):
     finish = start + cost / weight
     virtual time = start of the last request that went
 
-The flow with the lowest start has the turn. Law (theorem 1 there): while two flows have requests
-waiting that fit, their service divided by their weights differs by at most one largest request of
-each, divided by its weight, over any window.
+The flow with the lowest start has the turn. Law (theorem 1 there): while two flows have waiting
+requests that fit, their service divided by their weights differs, over any window, by at most one
+largest request of each flow divided by its weight.
 
 Why this and not deficit round robin: the bound is the same, but a turn here needs no quantum, which
 would have to be as large as the largest prompt, and no rounds to walk, and the cost of a request
@@ -26,8 +26,8 @@ from typing import Generic, TypeVar
 Flow = TypeVar("Flow", int, str)
 
 OVERDRAWN_MAX = 4096
-"""Flows without waiting requests whose last finish is remembered; over it the one that left first
-is forgiven."""
+"""Flows without waiting requests whose last finish is remembered; over it the finish of the flow
+that left first is forgotten."""
 
 
 class Shares(Generic[Flow]):
@@ -68,7 +68,7 @@ class Shares(Generic[Flow]):
             self._finishes[flow] = start
 
     def charge(self, flow: Flow, cost: float, weight: float) -> None:
-        """Charges a flow for a request that goes."""
+        """Charges a flow for a request that goes. cost: uncached tokens, or 1 for a request."""
         if len(self._starts) == 1 and flow in self._starts and not self._finishes:
             return  # there is nothing to share
         start = max(self._take(flow), self._virtual - self._largest / weight)

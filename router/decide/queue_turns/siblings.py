@@ -1,14 +1,14 @@
 """Requests that share a long prefix which no worker holds: the first goes, the others follow. Pure.
 
-Computing the same prefix twice at the same time wastes the second time. When a request goes whose
-next MIN_BLOCKS uncached blocks other waiting requests have, too, those are held until its
-prefill is done, or for HOLD_S. After that they go to where the prefix is cached. A pool whose load
-is below LOAD_MIN holds none: computing a prefix twice is sooner there.
+Computing the same prefix twice at the same time wastes the second time. Siblings are waiting
+requests whose next MIN_BLOCKS uncached blocks are the same. When the first of them goes, the others
+are held until its prefill is done, or for HOLD_S; then they go where the prefix is cached. In a
+pool whose load is below LOAD_MIN none is held: computing the prefix twice is faster there.
 
 Source: SGLang's in-batch prefix caching check, over the workers of a pool.
 
-Laws: no request is held for longer than HOLD_S after the first of its siblings went, which is once
-in KEPT_S at most; leads are LEADS_MAX at most.
+Laws: no request is held for longer than HOLD_S after the first of its siblings went, and siblings
+have a first one once in KEPT_S at most; leads are LEADS_MAX at most.
 """
 
 from router.decide.queue_order.sight import Fleet
@@ -17,14 +17,14 @@ from router.decide.waiter import Waiter
 MIN_BLOCKS = 32
 """Uncached blocks that siblings share at least: shorter prefixes cost less than a hold."""
 HOLD_S = 2.0
-"""Longest hold after the first one went, should no one report its prefill."""
+"""Longest hold in seconds after the first sibling went, if its prefill is not reported."""
 LOAD_MIN = 0.5
 """Load of a pool, work in flight over work that can be taken, below which none is held."""
 LEADS_MAX = 4096
-"""Requests that lead siblings; over it the one that went first is forgotten."""
+"""Most leads, requests that went first of their siblings; over it the oldest is forgotten."""
 KEPT_S = 60.0
-"""How long a lead is remembered, so that its followers don't lead one another in turn: they
-know only the blocks that workers held when they came."""
+"""Seconds for which a lead is remembered, so that its siblings don't hold one another in turn:
+waiting requests know only the blocks that workers held when they came."""
 
 
 class Siblings:
@@ -54,7 +54,7 @@ class Siblings:
         return int(chain[last]) if last < len(chain) else None
 
     def went(self, waiter: Waiter, now_s: float) -> None:
-        """Records that a request has its worker; it leads its siblings unless one of them does."""
+        """Records that a request has its worker; it leads its siblings unless one leads already."""
         run = waiter.run
         if run is None:
             return
