@@ -1,1 +1,1 @@
-"""Decides which prefixes to copy to which workers. Returns effects. Pure."""
+"""Hot prefixes: decides which to copy to which workers, and returns effects. Pure."""

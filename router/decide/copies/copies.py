@@ -22,15 +22,15 @@ from router.decide.copies.prefix_rates import PrefixKey
 from router.request.request import Role
 
 COPIES_PER_MINUTE = 60.0
-"""That a router begins: one a second."""
+"""Copies that a router begins a minute, at most, beside BURST."""
 UNDER_WAY_MAX = 8
 BURST = 4.0
 AGAIN_S = 60.0
 USE_S = 300.0
-"""A copy that nobody used for so long was of no use."""
+"""Seconds after which a finished copy that no request used counts as useless."""
 WAITING_MAX = 1024
-"""Done and not used yet; over it the oldest counts as useless. By the bound on beginnings, 300 of
-60 a minute."""
+"""Copies done and not used yet, at most; over it the oldest counts as useless. With
+COPIES_PER_MINUTE and USE_S, there are about 300."""
 
 
 class CopyFate(StrEnum):
@@ -51,12 +51,12 @@ class Prefix:
     key: PrefixKey
     model: str
     role: Role
-    """Which work its requests want a worker for."""
+    """Work that requests with the prefix want a worker for."""
     block_size: int
     chain: HashArray
-    """PrefixHashes from the root on."""
+    """PrefixHashes of the blocks, from the first on."""
     token_bytes: bytes | None
-    """Little-endian u32; None: unknown, not all there is (images), or not needed."""
+    """Tokens as little-endian u32; None: unknown, not the whole input (images), or not needed."""
     lora_name: str
     cache_salt: str
 
@@ -106,7 +106,7 @@ class Copies:
         self._allowance = BURST
         self._allowed_at_s: float | None = None
         self._begun: OrderedDict[tuple[PrefixKey, WorkerKey], float] = OrderedDict()
-        """When the same one may begin again."""
+        """Time from which a copy of a prefix to a worker may begin again."""
         self._waiting: dict[int, tuple[Copy, float]] = {}
         """Copies done and not used, by id, each with when it was done; the oldest first."""
         self._at: dict[WorkerKey, set[Copy]] = {}
@@ -128,8 +128,8 @@ class Copies:
         return self._allowance >= 1.0 and len(self.under_way) < UNDER_WAY_MAX
 
     def may_take(self, worker: WorkerKey, prefix: Prefix) -> bool:
-        """Whether a worker is getting no copy now, and did not get this prefix within the last
-        AGAIN_S.
+        """Whether a worker is getting no copy now, and no copy of this prefix to it began within
+        the last AGAIN_S.
         """
         if (prefix.key, worker) in self._begun:
             return False
@@ -184,12 +184,12 @@ class Copies:
         return [copy for copy, done_s in self._waiting.values() if now_s - done_s >= waited_s]
 
     def useless(self, copy: Copy) -> None:
-        """Records that a finished copy was evicted before its first use."""
+        """Records that a finished copy was evicted, or not used in time."""
         self._settle(copy, CopyFate.USELESS)
 
     def on_pick(self, worker: WorkerKey, prefixes: HashArray, held_tokens: int) -> None:
-        """Records the use of a worker's copies by a request; held_tokens of its prompt are cached
-        there.
+        """Records the use of a worker's copies by a picked request. prefixes: PrefixHashes of its
+        prompt. held_tokens: tokens of the prompt that are cached there.
         """
         for copy in tuple(self._at.get(worker, ())):
             if held_tokens >= copy.prefix.token_count and copy.prefix.begins(prefixes):

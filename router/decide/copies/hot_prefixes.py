@@ -1,26 +1,26 @@
-"""Which prefixes many requests begin with, and which of them to copy to another worker. Pure.
+"""Hot prefixes, which many requests begin with: decides which to copy to another worker. Pure.
 
-    picks ─on_pick─> rates ─> hot ones ─decide─> Copy ─(a shell carries it out)─> ended
+    picks ─on_pick─> rates ─> hot prefixes ─decide─> Copy ─(a driver makes it)─> ended
 
-A prefix is hot from a score on (router/decide/copies/prefix_rates.py). It is copied when every
-worker that holds it, and could be picked, is busy; another one is not; and
+A prefix is hot from the score HOT_SCORE on (router/decide/copies/prefix_rates.py). It is copied
+when all workers that hold it and could be picked are busy, another worker is not, and
 
     benefit = requests expected there in the next minute * prefill time saved each
             > 1.5 * cost
 
-    requests expected there = 60 * rate / (holders + 1)
-    cost = transfer time over the link + 5 ms, or the prefill time where it is computed again
+    requests expected there = 60 * rate (requests a second) / (holders + 1)
+    cost = transfer time over the link + 5 ms, or the prefill time where the target computes it
 
-A worker is busy with more requests (running, waiting and reserved) than `queue` and than the mean
-of its pool, or when it is full. The target is the one with the fewest, and has at most half of what
-any of the holders has. Source: Mooncake's Conductor, as an outsider derived it from the paper; that
-a new copy gets its share of the requests, and not all of them, is ours.
+A worker is busy with more requests (running, waiting and reserved) than BUSY_REQUESTS and than the
+mean of its pool, or when it is full. The target is the worker with the fewest requests, and has at
+most half as many as any holder. Source: Mooncake's Conductor, as an outsider derived it from the
+paper; that a new copy gets an equal share of the requests, and not all of them, is ours.
 
 Laws:
 - a copy goes to no worker that could not be picked for the prompt: drained, silent, full, of
   another role or block size, or without its LoRA;
 - the decisions read the fleet and change nothing in it;
-- what is kept is bounded: counted prefixes, hot ones in number and bytes, copies.
+- counted prefixes, hot prefixes, the bytes of hot prefixes and copies are bounded.
 """
 
 import sys
@@ -52,33 +52,33 @@ from router.request.prompt import Prompt
 from router.request.request import Request, Role
 
 TOKENS_MIN = 512
-"""Shorter prefixes are computed sooner than they are copied."""
+"""Fewest tokens of a prefix that is counted: shorter ones are computed faster than copied."""
 COUNTED_MAX = 1 << 16
 """Prefixes whose hits are counted, about 200 bytes each."""
 BYTES_MAX = 64 << 20
 """Bytes of tokens and hashes of hot prefixes, at most."""
 HOT_MAX = 512
 HOT_SCORE = 4.0
-"""Hits / sqrt(age in seconds) of a prefix from which on it is hot: four hits in its first second,
-31 in its first minute. The benefit decides about a copy; this bounds what is weighed."""
+"""Score, hits / sqrt(age in seconds), from which on a prefix is hot: four hits in its first second,
+31 in its first minute. The benefit decides about a copy; the score bounds the prefixes to weigh."""
 BUSY_REQUESTS = 10
-"""Active requests up to which a holder has time, however few the others have: for fewer, a copy
-saves no wait."""
+"""Active requests up to which a worker is not busy, however few the others have: with so few, a
+copy would save no wait."""
 CONSIDER_S = 1.0
-"""A hot prefix is weighed once in so long,"""
+"""Seconds between two times at which a hot prefix is weighed."""
 CONSIDERED_MAX = 16
-"""and so many at a time: each asks the index."""
+"""Hot prefixes that one `decide` weighs, at most: each costs a look-up in the index."""
 TARGET_SHARE = 0.5
 """Most requests of a target, as a share of the least busy holder's."""
 MARGIN = 1.5
 HORIZON_S = 60.0
 OVERHEAD_S = 0.005
-"""Cost of a transfer beside its bytes."""
+"""Seconds that a transfer takes beside the time for its bytes."""
 LOOK_S = 5.0
 """Seconds between two looks for copies that were evicted."""
 WARM_OUTPUT_TOKENS = 1
 CONFIRMED_S = 2.0
-"""Seconds after a copy is done, until its worker's events have confirmed the copy."""
+"""Seconds after a copy is done in which its worker's events confirm it, if it was not evicted."""
 
 _QUEUE, _FULL = COLUMNS.index("active_slots"), COLUMNS.index("full")
 
@@ -99,8 +99,8 @@ class Means(NamedTuple):
     """Seconds that a copy of so many tokens over such a distance (router/fleet/topology.py) takes;
     inf: no copy is possible."""
     by_relays: bool
-    """The target's relay has its engine compute the tokens: it must allow that, and they must be
-    known."""
+    """Whether the target's relay has its engine compute the tokens: the relay must allow that, and
+    the tokens must be known. False: the target fetches the KV cache."""
 
 
 def recomputed(prefill_rate: float) -> Means:
@@ -113,7 +113,9 @@ def recomputed(prefill_rate: float) -> Means:
 
 
 def carried(prefill_s: Callable[[int], float], transfer_s: Callable[[int, int], float]) -> Means:
-    """Workers fetch a copy from another one's cache. transfer_s: of tokens over a distance."""
+    """Copies that workers fetch from another worker's cache. prefill_s, transfer_s: seconds to
+    compute so many tokens, and to transfer them over a distance.
+    """
     return Means(
         prefill_s,
         lambda tokens, distance: transfer_s(tokens, distance) + OVERHEAD_S,
@@ -123,14 +125,14 @@ def carried(prefill_s: Callable[[int], float], transfer_s: Callable[[int, int], 
 
 @dataclass(slots=True, eq=False)
 class _Hot:
-    """A prefix of many requests."""
+    """A hot prefix."""
 
     prefix: Prefix
     rate: PrefixRate
     request: Request
     """A request for the prefix alone."""
     longer: list["_Hot"] = field(default_factory=list)
-    """Hot prefixes that go on from here; some may be dropped by now."""
+    """Longer hot prefixes that begin with this one; some may be dropped by now."""
     considered_at_s: float = -inf
 
 
@@ -141,7 +143,7 @@ class _Workers(NamedTuple):
     queues: Column
     """Requests running, waiting and reserved."""
     idle: npt.NDArray[np.bool_]
-    """Neither full nor busy."""
+    """True for each worker that is neither full nor busy."""
 
 
 class HotPrefixes:
@@ -163,7 +165,7 @@ class HotPrefixes:
         self._settings = settings
         self._means = means
         self._tokens_max = WARM_TOKENS_MAX if means.by_relays else sys.maxsize
-        """Tokens of a copy, at most: of longer prefixes the beginning is copied."""
+        """Tokens of a copy, at most: of a longer prefix the beginning is copied."""
         self._hot: dict[PrefixKey, _Hot] = {}
         self._lacked_room = False
         self._cooled_at_s = self._looked_at_s = -inf
@@ -257,7 +259,7 @@ class HotPrefixes:
         chain: HashArray,
         block_size: int,
     ) -> None:
-        """Stores what a copy of a prefix needs, within the bounds."""
+        """Stores a new hot prefix with what a copy of it needs, unless a bound is reached."""
         tokens = None
         if self._means.by_relays:
             tokens = prompt.leading_tokens(len(chain) * block_size)
@@ -283,8 +285,8 @@ class HotPrefixes:
                 shorter.longer.append(hot)
 
     def _let_cold_go(self, now_s: float) -> None:
-        """Where room was lacking, the colder half, too: what is hot comes back when it is hit; and
-        what there is no room for any more."""
+        """Drops prefixes that are no longer hot; after a lack of room the colder half, too (a hot
+        one comes back with its next hit); and those beyond bytes_max."""
         scores = sorted((hot.rate.score(now_s), key) for key, hot in self._hot.items())
         cold = bisect_left(scores, self.hot_score, key=itemgetter(0))
         if self._lacked_room:
@@ -310,7 +312,7 @@ class HotPrefixes:
         return bool(workers.idle[row]) and self._can_take(_asking(copy.prefix), workers.pool, row)
 
     def _due(self, now_s: float) -> Iterator[_Hot]:
-        """Hot prefixes to be weighed now, those first that waited longest."""
+        """Hot prefixes to be weighed now, first those that were weighed longest ago."""
         waited = sorted(self._hot.values(), key=attrgetter("considered_at_s"))
         for hot in waited:
             if now_s - hot.considered_at_s < CONSIDER_S:
@@ -326,7 +328,7 @@ class HotPrefixes:
         return any(2 * longer.rate.rate(now_s) >= rate for longer in hot.longer)
 
     def _weigh(self, hot: _Hot, now_s: float) -> Copy | str:
-        """A copy, or the reason why there is none."""
+        """Begins a copy of a hot prefix and returns it; or returns the reason, of REASONS."""
         prefix, means = hot.prefix, self._means
         if means.by_relays and prefix.token_bytes is None:
             return "tokens_unknown"
@@ -370,7 +372,7 @@ class HotPrefixes:
         )
 
     def _workers(self, prefix: Prefix) -> _Workers | None:
-        """None: nobody serves the model any more."""
+        """The workers of a prefix's pool; None: no worker serves the model any more."""
         pools, pool = self._fleet.pools, self._fleet.pool(prefix.model)
         if pool is None:
             return None
@@ -380,14 +382,14 @@ class HotPrefixes:
         return _Workers(pool, queues, ~full & (queues <= busy_above))
 
     def _can_take(self, request: Request, pool: Pool, row: int) -> bool:
-        """Whether a request could go to a worker with room, and loads no LoRA there."""
+        """Whether a row's worker, once it has room, can take a request without loading a LoRA."""
         source, lora_name = pool.sources[row], request.prompt.lora_name
         if lora_name and would_load(heartbeat_of(source), lora_name):
             return False
         return not exclusion(request, WARM_OUTPUT_TOKENS, source, self._fleet.drained)
 
     def _runs(self, prefix: Prefix, slots: npt.NDArray[np.intp]) -> npt.NDArray[np.int32]:
-        """Blocks of a prefix that workers hold, or will soon."""
+        """Number of a prefix's leading blocks that each worker holds, or is predicted to hold."""
         runs: npt.NDArray[np.int32] = self._fleet.view.index.overlap(
             prefix.chain, len(prefix.chain), slots
         )[0]
@@ -396,7 +398,8 @@ class HotPrefixes:
 
 def depths(block_count: int, held_blocks: int, block_size: int) -> list[int]:
     """Lengths, in blocks, at which the beginnings of a prompt are counted: doubling from
-    TOKENS_MIN on; and as far as the picked worker held it, which is where prompts part."""
+    TOKENS_MIN on, block_count at most; and held_blocks, the part that the picked worker held, after
+    which prompts differ."""
     blocks = least = max(1, TOKENS_MIN // block_size)
     lengths = []
     while blocks <= block_count:

@@ -9,7 +9,7 @@ As long as a prefix is young, the score is hits / sqrt(age): what Mooncake's Con
 rank by. Later hits and window both fade, so that a steady prefix keeps its score.
 
 Laws:
-- a prefix is forgotten only after as many others as there is room for were hit since;
+- a prefix is forgotten only when as many others were hit since its last hit as there is room for;
 - without hits, rate and score only fall.
 """
 
@@ -32,7 +32,7 @@ class PrefixRate:
 
     first_s: float
     hit_s: float
-    """When it was last hit."""
+    """Time of the last hit."""
     hits: float = 0.0
     """Hits, faded as of hit_s."""
 

@@ -1,1 +1,1 @@
-"""The one writer of fleet and reservations. Pure."""
+"""The decision core, the one writer of the fleet's state and of reservations. Pure."""

@@ -6,8 +6,8 @@
                                         the wait is over        ─> decided a last time, or refused
 
 The queue (router/decide/queue) says whose turn it is. This module knows the workers: which requests
-wait for the same ones, and whether any of those has room. What a decision comes to, the driver's
-job says: the desk's answers a message, a simulated client's takes the pick to an engine.
+wait for the same workers, and whether any of these has room. The driver's Job says what a decision
+leads to: the desk's answers a message, a simulated client's takes the request to the picked engine.
 
 Laws:
 - a request waits only while no worker that may take it has room (for a sheddable one: headroom for
@@ -15,12 +15,12 @@ Laws:
   (router/decide/core/fleet_turns.py);
 - a request that could not be decided keeps its place in the order;
 - one call of `dispatch` makes ATTEMPTS_MAX attempts at most; the driver calls again for the rest;
-- attempts in vain cost a bounded share of the time (router/decide/core/attempts.py); while that is
-  spent, requests wait though a worker may have room, until the driver calls again as time goes by;
-- no request that waits is refused for what is only learned of workers' capacity: its last decision
-  knows no such bound;
+- failed attempts take a bounded share of the time (router/decide/core/attempts.py); once that share
+  is spent, requests wait though a worker may have room, until the driver calls again later;
+- no waiting request is refused because of a learned bound of workers' capacity: the decision at the
+  end of its wait knows no such bound;
 - no request is refused for its expected wait while a worker of its model has room, or is full only
-  by what is learned.
+  by a learned bound.
 """
 
 from collections import Counter
@@ -48,24 +48,24 @@ from router.request.refusal import Reason, Refusal
 from router.request.request import Objective, Request, Wait
 
 ATTEMPTS_MAX = 16
-"""Attempts in one turn: each is a whole decision, of 30 to 100 us."""
+"""Attempts in one call of `dispatch`: each is a whole decision, of 30 to 100 us."""
 ENDS_MAX = 16
-"""Requests whose wait is over, in one turn."""
+"""Requests whose waits one call of `dispatch` ends, at most."""
 LOOKS_MAX = 64
-"""Waiting requests that are looked at in one turn for waits that can't end in time: 0.5 ms."""
+"""Waiting requests that one `dispatch` checks for waits that can't end in time: 0.5 ms."""
 BANDS_MAX = 64
 """Bands whose waits are counted, those of earlier configurations among them."""
 AHEAD_S = 0.01
-"""A wait ends so long before its call's deadline, so that the caller reads why."""
+"""Seconds before its call's deadline at which a wait ends, so that the refusal arrives in time."""
 BELIEVED_S = 10.0
-"""Seconds after another router's end in which callers are believed that they waited there."""
+"""Seconds after another router ended in which callers that say they waited there are believed."""
 WAITS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Upper bounds of the histogram of waits."""
+"""Upper bounds of the histogram of waits, in seconds."""
 
 
 class Job(Protocol):
-    """What the driver does for one request. The admission queue calls `decide` or `refuse` last,
-    unless `decide` raises.
+    """Interface: what the driver does for one request. The last call for a request is a `refuse`,
+    or a `decide` that returns.
     """
 
     @property
@@ -88,7 +88,7 @@ class Job(Protocol):
 class Admission:
     """The admission queue of one replica, and what it knows of the fleet.
 
-    Over 300 lines: every cause of the queue ends in one dispatch over the same waits.
+    Over 300 lines: whatever changes the queue ends in one dispatch over the same requests.
     """
 
     def __init__(self, core: RouterCore, settings: QueueSettings, rng: Random) -> None:
@@ -97,11 +97,12 @@ class Admission:
         self.waits: dict[str, Histogram] = {}
         """Waits of the requests that got a worker, by band."""
         self.in_vain, self.sheddable_in_vain = VainAttempts(), VainAttempts()
-        """Failed attempts, and those of sheddable requests, which others don't wait for."""
+        """Budgets of failed attempts: of requests that are not sheddable, and of sheddable ones,
+        whose spent budget holds up no others."""
         self.fleet_turns = FleetTurns(core, self.queue)
         self.moved_waits: Counter[str] = Counter()
         """`claimed`: requests that waited here and said that they had waited in another router;
-        `believed`: those for which it counted."""
+        `believed`: requests of these whose time there was counted."""
         self._believes_until_s = -inf
         self._core = core
         self._charged: dict[str, tuple[str, float]] = {}
@@ -171,7 +172,7 @@ class Admission:
         return {pool: self.queue.waiting(pool) for pool in pools if isinstance(pool, Pool)}
 
     def base_model(self, model: str) -> str:
-        """Name of the model in whose pool requests for a name wait."""
+        """Name of the model in whose pool requests for `model`, an alias or LoRA too, wait."""
         return self._core.fleet.base_model(model)
 
     def owners(self, request_id: str) -> set[str]:
@@ -179,8 +180,8 @@ class Admission:
         return {_job(waiter).owner for waiter in self.queue.find(request_id)}
 
     def cancel(self, request_id: str, now_s: float) -> bool:
-        """Removes and refuses waiting requests with an id, for another caller; returns whether
-        there were any.
+        """Removes and refuses waiting requests with an id, since a Report cancels them; returns
+        whether there were any.
         """
         waiting = self.queue.find(request_id)
         for waiter in waiting:
@@ -201,7 +202,7 @@ class Admission:
 
     def dispatch(self, now_s: float) -> bool:
         """Decides requests whose turn it is, and ends waits that are over or can't end in time.
-        Returns whether further requests may have their turn at once.
+        Returns whether the driver should call again at once.
         """
         over = self.queue.expired(now_s, ENDS_MAX)
         for waiter in over:
@@ -224,7 +225,7 @@ class Admission:
         left = ATTEMPTS_MAX
         for pool in self.queue.pools():
             unkept: dict[Narrowing | None, Objective] = {}
-            """Objectives that no worker keeps, for requests narrowed alike."""
+            """By narrowing: objectives that no worker with room keeps, whatever the prompt."""
             held = self.fleet_turns.held(pool, now_s)
             for waiter in self.queue.candidates(pool, self._core.fleet.room, now_s, held):
                 if not self._core.fleet.has_room(waiter.model) and not self._is_known(
@@ -261,7 +262,8 @@ class Admission:
             self._believe(waiter, now_s)
 
     def _believe(self, waiter: Waiter, now_s: float) -> None:
-        """Counts the time that a request says it waited elsewhere; the end of its wait stays."""
+        """Counts the time that a request is said to have waited in another router; the end of its
+        wait stays."""
         self.queue.backdate(waiter, waiter.arrived_s - waiter.moved_s, now_s)
         waiter.moved_s = 0.0
         self.moved_waits["believed"] += 1
@@ -270,7 +272,7 @@ class Admission:
         """Refuses some of the requests whose wait can't end in time."""
         for waiter in self.queue.take_doubtful(now_s, LOOKS_MAX):
             if self._is_known(_job(waiter).request_id):
-                continue  # it gets the other one's answer
+                continue  # it gets the answer of the earlier request with its id
             if (too_long := self._too_long(waiter.pool, waiter, now_s)) is not None:
                 _job(waiter).refuse(too_long)
 
@@ -281,8 +283,8 @@ class Admission:
         return self.queue.too_long(pool, waiter, now_s)
 
     def _decide(self, waiter: Waiter, now_s: float) -> bool:
-        """Decides a request, or leaves it in the queue. Returns Decision.sheds: sheddable requests
-        that want no longer times need not be tried."""
+        """Decides a request, or leaves it in the queue. Returns Decision.sheds: if true, sheddable
+        requests with the same or stricter objectives need not be tried."""
         try:
             reservation = _job(waiter).decide(now_s - waiter.arrived_s, may_exceed=False)
         except NobodyFits as refusal:
@@ -318,7 +320,7 @@ class Admission:
             job.refuse(refusal)
 
     def _note_wait(self, waiter: Waiter, now_s: float) -> None:
-        """A wait ended with a worker."""
+        """Counts the length of a wait that ended with a worker."""
         band = self.queue.band(waiter)
         if band not in self.waits and len(self.waits) < BANDS_MAX:
             self.waits[band] = Histogram(WAITS_S)
@@ -326,12 +328,13 @@ class Admission:
             waits.add(now_s - waiter.arrived_s)
 
     def _end(self, waiter: Waiter, refusal: Refusal, now_s: float) -> None:
-        """Something else than want of room refuses a request that waits."""
+        """Refuses a waiting request for another reason than lack of room."""
         self.queue.unserved(waiter, now_s)
         _job(waiter).refuse(refusal)
 
     def _rule_against(self, request: Request, wait: Wait, now_s: float) -> Refusal | None:
-        """The rule that holds a newcomer though workers may have room."""
+        """The refusal of a new request by a quota or a band's share, even if workers have room;
+        None: neither is reached."""
         if self._is_known(request.request_id):
             return None
         if (rule := self._quota_against(request.tenant, now_s)) is not None:
@@ -358,7 +361,7 @@ class Admission:
         )
 
     def _is_beyond_share(self, waiter: Waiter, now_s: float) -> bool:
-        """Whether the share of the pool is taken up to which a request's band gets workers."""
+        """Whether as much of the pool is in use as the band of a request may fill."""
         if not self._has_shares:
             return False
         share = self.queue.share_of(waiter, now_s)
@@ -379,7 +382,7 @@ class Admission:
         self.queue.tenants.corrected(tenant, cost - charged, now_s)
 
     def _took(self, request: Request, reservation: Reservation, now_s: float) -> None:
-        """A request that did not wait has its worker."""
+        """Charges the tenant of a request that got its worker without waiting."""
         if self.queue.tenants.have_quotas and reservation.id not in self._charged:
             cached_tokens = max(0, reservation.prompt_tokens - reservation.new_tokens)
             cost = self.queue.tenants.cost(reservation.new_tokens, cached_tokens)
@@ -388,11 +391,11 @@ class Admission:
             self._count(request.tenant, reservation, charged)
 
     def _count(self, tenant: str, reservation: Reservation, charged_tokens: int) -> None:
-        """Has the end of a reservation counted for its tenant. charged_tokens: see Request."""
+        """Notes a reservation whose end counts for its tenant. charged_tokens: see Request."""
         if not self.queue.tenants.have_quotas:
             return
         if reservation.ended is not None or reservation.id in self._charged:
-            self.queue.tenants.ended(tenant)  # or another request with the same answer counts
+            self.queue.tenants.ended(tenant)  # not in flight, or counted already
             return
         charged = 0.0
         if charged_tokens:
@@ -400,16 +403,16 @@ class Admission:
         self._charged[reservation.id] = tenant, charged
 
     def _on_end(self, reservation: Reservation) -> None:
-        """Takes a reservation that ends off its tenant."""
+        """Takes a reservation that ends off its tenant's requests in flight."""
         if (counted := self._charged.pop(reservation.id, None)) is not None:
             self.queue.tenants.ended(counted[0])
 
     def _note_rules(self) -> None:
-        """The settings are others."""
+        """Derives what the present settings demand; called when they change."""
         have_quotas = self.queue.tenants.have_quotas
         self._has_shares = self.queue.has_shares
         self._has_rules = have_quotas or self._has_shares
-        """Whether some rule holds requests while workers have room, so that each is looked at."""
+        """Whether quotas or bands' shares may hold requests while workers have room."""
         settings = self.queue.settings
         self._takes_waits = settings.max_waiting > 0 and not self._is_closed
         self._core.decider.looks_ahead = settings.max_waiting > 0
@@ -418,8 +421,8 @@ class Admission:
             self._charged.clear()
 
     def _is_behind(self, request: Request) -> bool:
-        """Whether others wait for the workers of a request, here or in another replica; the request
-        is no second one of its id."""
+        """Whether others wait for the workers of a request, here or in another replica; False for a
+        request id that has an answer."""
         if not len(self.queue) and not self.fleet_turns.is_contended:
             return False
         pool = self._pool_of(request)
@@ -427,7 +430,7 @@ class Admission:
         return waits and not self._is_known(request.request_id)
 
     def _is_known(self, request_id: str) -> bool:
-        """Whether a request has an answer already, which takes no room."""
+        """Whether a request id has an answer already: its repetition takes no room."""
         return self._core.reservations.of_request(request_id) is not None
 
     def _waiter(
@@ -473,7 +476,7 @@ class Admission:
 
 
 def _sheddable(request: Request) -> Objective | None:
-    """See Waiter."""
+    """The objectives of a sheddable request; None: the request is not sheddable."""
     objective = request.objective
     return objective if objective is not None and objective.sheddable else None
 

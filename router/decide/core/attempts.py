@@ -1,8 +1,8 @@
-"""Bound on the time spent on attempts to dispatch that fail. Pure.
+"""Bound on the time spent on failed attempts to dispatch waiting requests. Pure.
 
 A request that waits for KV blocks, or for a few workers, may fail at each attempt while its pool
-has room for others, and each report, heartbeat and message of a replica may be the one that helps.
-So attempts in vain have a budget, in workers weighed: a bucket that fills with time.
+has room for others, and each report, heartbeat and message of a replica may have given it room. So
+failed attempts have a budget, in workers weighed: a bucket that fills with time.
 
     cost of an attempt = ATTEMPT_ROWS + workers weighed
 """

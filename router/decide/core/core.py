@@ -3,7 +3,7 @@
 The worker of a request is decided in router/decide/decision/decider.py; what a reservation changes
 from its pick to its end is in reservation_life.py. Pure: no I/O, no clock, no randomness of its
 own. The core takes `now_s` and a seeded rng, owns load and reservations, and reads the fleet view.
-The gRPC shell performs its effects, and so does a simulator: one core, two worlds.
+A driver performs its effects: the gRPC services, or a simulator.
 
 Laws:
 - a pick reserves its load at once, unless another router serves the request (Request.observed);
@@ -48,9 +48,9 @@ def _no_mark(_stage: str) -> None:
 
 
 class RouterCore:
-    """The decisions of a replica.
+    """The decision core of a replica.
 
-    Over 300 lines: every cause enters here, and all change the same fleet and reservations.
+    Over 300 lines: requests, reports, heartbeats and time change the same fleet and reservations.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class RouterCore:
         troubles: Troubles | None = None,
         prefill_rate: float = PRIOR_RATE,
     ) -> None:
-        """random_bytes: what ids of reservations are made of; unpredictable, unless for a test.
-        watched: by observers of decisions; None: there are none. troubles, prefill_rate: see
-        Fleet."""
+        """random_bytes: returns so many bytes, for ids of reservations; unpredictable, unless for a
+        test. watched: what observers of decisions need; None: there are none. troubles,
+        prefill_rate: see Fleet."""
         self.fleet = Fleet(
             view,
             routing,
@@ -90,7 +90,7 @@ class RouterCore:
         self.guarded = 0
         """Picks that the guard moved."""
         self.last_resorts = 0
-        """Picks of workers that are tried only where none that answers may take the request."""
+        """Picks of last resorts: no answering worker could take the request."""
         self.over_estimate_picks = 0
         """Picks of workers over their learned capacity, since no other had room."""
         self.decider = Decider(self.fleet, routing, rng, models)
@@ -101,7 +101,7 @@ class RouterCore:
         self.keeps_tokens = False
         """Whether an observer of picks needs prompts as tokens."""
         self.on_observer_fault: Callable[[PickObserver, Exception], None] | None = None
-        """Called with what failed in an observer of picks; None: it is raised."""
+        """Called with an observer of picks and the error it raised; None: the error goes on."""
 
     def route(
         self,
@@ -113,12 +113,12 @@ class RouterCore:
         may_exceed: bool = True,
         write: Callable[[Pick], bytes] | None = None,
     ) -> Pick | Repeated:
-        """Picks and reserves; raises Refusal. mark is called with the name of each stage's end.
+        """Picks a worker for a request, and reserves its load; raises Refusal.
 
-        watch: gets the decision before anything of it is reserved, and changes nothing; of a pair
-        the decision about the prefill worker. write: gets the pick before anything of it is
-        reserved, and returns the answer that the reservation keeps; what can't be answered reserves
-        nothing. may_exceed: see Decider.decide.
+        mark, may_exceed: see Decider.decide. watch: gets the decision before anything of it is
+        reserved, and changes nothing; of a pair the decision about the prefill worker. write: gets
+        the pick before anything of it is reserved, and returns the answer that the reservation
+        keeps; if it raises, nothing is reserved.
         """
         prompt, view = request.prompt, self.fleet.view
         if prompt.cache_salt:
@@ -133,8 +133,8 @@ class RouterCore:
         if self.reservations.full() and not request.observed:
             raise Refusal(
                 Reason.TOO_MANY_RESERVATIONS,
-                f"{len(self.reservations)} requests are in flight, as many or as long as this"
-                " router keeps (routing.reservations_max)",
+                f"{len(self.reservations)} requests are in flight, the most that this router keeps"
+                " in number (routing.reservations_max) or in bytes of prompts' hashes",
                 FULL_RETRY_S,
             )
         ready = self.fleet.ready
@@ -178,8 +178,8 @@ class RouterCore:
         """Counts a pick for a request that another router serves. computing: the decision about
         the worker that would compute its prompt.
 
-        It is no shared prefix's (router/fleet/shared_prefixes.py): what such a pick invests would
-        never be computed, and so be invested again and again.
+        The pick does not count for shared prefixes (router/fleet/shared_prefixes.py): tokens that
+        it invests would never be computed, and so be invested again and again.
         """
         request, source = computing.request, computing.sources[computing.order[0]]
         tokens = request.prompt.token_count
@@ -211,8 +211,8 @@ class RouterCore:
     def _on_reserved(
         self, source: Source, decision: Decision, reservation: Reservation, now_s: float
     ) -> None:
-        """A pick was reserved: counts it, and keeps what later picks need of it. Its worker's load
-        is the reservation's part."""
+        """Counts a pick that was reserved, and updates what later picks read, except the load of
+        its worker (ReservationLife.open)."""
         request, computing = decision.request, decision.computing
         if decision.last_resort:
             self.last_resorts += 1
@@ -261,14 +261,15 @@ class RouterCore:
         self.use(DecisionSettings.of(routing, models))
 
     def use(self, settings: DecisionSettings) -> None:
-        """Puts checked settings in force (those of router/config/reload.py may differ)."""
+        """Puts checked settings in force; only keys that a reload may change may differ
+        (router/config/reload.py)."""
         self.decider.use(settings)
         self.routing = routing = settings.of_fleet.routing
         self.life.lease_s = routing.lease_s
         self.fleet.reconfigure(routing)
 
     def observe_picks(self, observer: PickObserver, wanted: bool) -> None:
-        """Has an observer called with each pick (wanted), or no longer."""
+        """Has an observer called with each later pick, if wanted; else no longer."""
         others = [other for other in self._pick_observers if other is not observer]
         self._pick_observers = [*others, observer] if wanted else others
         self.keeps_tokens = any(each.keeps_tokens for each in self._pick_observers)
@@ -385,7 +386,8 @@ class RouterCore:
         return self.reservations.due(now_s) or self.fleet.sessions.due(now_s)
 
     def catch_up(self, now_s: float) -> int:
-        """Ends one slice of what is over. Returns the number of reservations that expired."""
+        """Ends one slice of the leases, memories and sessions whose time is over. Returns the
+        number of reservations that expired."""
         expired = self.reservations.expired(now_s)
         for reservation in expired:
             self.life.end(reservation, Ending.EXPIRED, now_s)
@@ -411,7 +413,8 @@ class RouterCore:
 
 
 def _taken(load: WorkerLoad) -> tuple[float, float, float]:
-    """Load that takes a worker's room; its first sample counts as less."""
+    """Load that takes a worker's room: active requests and blocks, prompt tokens to compute.
+    Infinite before the first sample, which so counts as a fall."""
     if load.sampled_at_s is None:
         return inf, inf, inf
     return load.active_requests(), load.active_blocks(), load.prefill_tokens_active

@@ -15,10 +15,10 @@ class Counts:
         """A decision begins."""
 
     def __call__(self, stage: str) -> None:
-        """The end of a stage."""
+        """Adds the seconds since the last mark to a stage, which ends."""
 
     def picked(self, pick: Pick) -> None:
-        """A pick was made: it counts, once in every stage."""
+        """Counts a pick, once in every stage."""
 
     @property
     def took_s(self) -> Mapping[str, float]:

@@ -1,11 +1,11 @@
-"""Turns among replicas: the demand of this one, and its share of the room by theirs. Pure.
+"""Turns of the queue among replicas: this router's demand, and its share of free room. Pure.
 
     queue ──what waits here──> `demand`, for the other replicas
     what waits in the other replicas ──> a PoolShare for each pool that requests wait for anywhere
-                                `held`: bands of ours whose place another replica's requests have
+                                `held`: bands of ours that let other replicas' requests go first
 
 Laws:
-- while nothing waits in the other replicas, nothing is held, and nothing is worked out;
+- while nothing waits in the other replicas, no band is held, and no share is computed;
 - POOLS_MAX pools of other replicas at most are known.
 """
 
@@ -29,7 +29,7 @@ from router.request.request import Role
 POOLS_MAX = 256
 """Pools that requests wait for in other replicas."""
 AGES_S = 1.0
-"""Seconds between two looks at how long requests wait, which go over all of them."""
+"""Seconds between two looks at how long requests wait; each look reads all of them."""
 
 
 _ROLES = frozenset(map(str, Role))
@@ -47,14 +47,14 @@ class FleetTurns:
         self._heard: dict[str, set[Pool]] = {}
         """Replica -> the pools that requests wait for there."""
         self._demands = 0
-        """The change of the other replicas' demand that was taken over last."""
+        """Number of the last change of the other replicas' demand that `_shares` contain."""
         self._rests = 0
-        """Rests of bands, as `rests` counts them, in shares that are gone."""
+        """Rests of bands, as `rests` counts them, in shares that were dropped."""
         self._oldest: dict[tuple[Pool, int], float] = {}
         """Arrival of the request that waits longest, by pool and number of the band."""
         self._oldest_at_s = -inf
         self.stopped: list[Demand] = []
-        """What waited here when the router stopped."""
+        """The demand of this router when it stopped."""
 
     @property
     def rests(self) -> int:
@@ -128,7 +128,7 @@ class FleetTurns:
             self._shares[waiter.pool].took(waiter.level)
 
     def stop(self, now_s: float) -> None:
-        """Records that this router stops, and refuses what waits."""
+        """Keeps the present demand in `stopped`: this router stops, and refuses what waits."""
         self.stopped = self.demand(now_s)
 
     def demand(self, now_s: float) -> list[Demand]:
@@ -172,7 +172,7 @@ class FleetTurns:
         return False  # no worker has room for it, which is for the decision to say
 
     def _share(self, pool: Pool) -> PoolShare | None:
-        """The share of a pool, by what waits there now; None: nothing waits in other replicas."""
+        """The share of a pool, by what waits here now; None: nothing waits in other replicas."""
         if (share := self._shares.get(pool)) is None:
             return None
         rules = self._queue.rules
@@ -185,7 +185,7 @@ class FleetTurns:
         return share
 
     def _refresh(self) -> None:
-        """Updates what waits in other replicas."""
+        """Reads again what waits in other replicas."""
         self._demands = self._replicas.demands
         demand = self._replicas.demand()
         for replica in [replica for replica in self._heard if replica not in demand]:
@@ -220,7 +220,8 @@ class FleetTurns:
         )
 
     def _by_pool(self, waiting: Sequence[Demand]) -> dict[Pool, dict[int, Band]]:
-        """Another replica's demand by our bands: its bands that are one of ours are added up."""
+        """Another replica's demand by pool and our bands; its bands that fall into one of ours are
+        added up."""
         bands = self._queue.rules.bands
         pools: dict[Pool, dict[int, Band]] = defaultdict(dict)
         for demand in waiting:
@@ -246,12 +247,12 @@ class FleetTurns:
 
 
 def _tenants(level: Level, rules: Rules) -> dict[int, int]:
-    """Those with the most waiting requests, where tenants share."""
+    """Numbers of waiting requests of the tenants with the most; empty if tenants don't share."""
     if not rules.tenants.share:
         return {}
     return {_number(tenant): count for tenant, count in level.largest(TENANTS_MAX)}
 
 
 def _number(tenant: str) -> int:
-    """64 bits of a tenant's hash."""
+    """Number of a tenant: the 64-bit hash of its name."""
     return xxh3_64_intdigest(tenant.encode())

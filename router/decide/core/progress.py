@@ -21,13 +21,13 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A request that came before, and the answer that it got then."""
+    """The answer to a request that came before: the reservation that it got then."""
 
     reservation: Reservation
 
 
 class ProgressState(StrEnum):
-    """Where a request stands."""
+    """A step that a caller reports of its request."""
 
     PREFILL_DONE = "prefill_done"
     RUNNING = "running"
@@ -44,7 +44,8 @@ class Progress(NamedTuple):
     cached_tokens: int | None = None
     failure: Ending = Ending.FAILED_UNKNOWN
     failed_worker_id: str = ""
-    """Id of the failed half of a pair; empty, or of neither: how far the request came decides."""
+    """Id of the worker of a pair that failed; empty, or another id: the prefill worker counts as
+    failed until the prompt is computed, then the decode worker."""
     unobserved: bool = False
     """Whether a running request's caller sees nothing of the answer
     (router/decide/core/unobserved.py)."""

@@ -28,8 +28,8 @@ from router.fleet.state import CacheReport, Fleet
 from router.request.request import Request
 
 MEMORY_LEASES = 1.5
-"""Leases for which a request is remembered after its end: a caller that was silent for a lease
-finds its request again."""
+"""Time for which a request is remembered after its end, in leases: a caller that was silent for a
+lease finds its request again."""
 ROOM_BITS = 48
 """Random bits of a pair's room, which stays below 2^63 for any number of ranks."""
 _ENDED_BY_US = (Ending.EXPIRED, Ending.WORKER_LOST)
@@ -59,7 +59,7 @@ class ReservationLife:
         self.picks = 0
         self.endings: Counter[Ending] = Counter()
         self.finish_reasons: Counter[str] = Counter()
-        """Finished requests whose caller reported a Progress.finish_reason, by that."""
+        """Finished requests by the Progress.finish_reason that their callers reported."""
         self.ttft_check = TimeCheck()
         self.tpot_check = TimeCheck()
         self._rng = rng
@@ -217,7 +217,7 @@ class ReservationLife:
         return ProgressResult.APPLIED if changed else ProgressResult.UNCHANGED
 
     def _learn(self, reservation: Reservation, progress: Progress, now_s: float) -> bool:
-        """Takes over the token counts of a reported step, once."""
+        """Takes over the token counts of a reported step; returns whether any was new."""
         changed = progress.output_tokens > reservation.output_tokens
         if changed:
             reservation.output_tokens = progress.output_tokens
@@ -247,7 +247,7 @@ class ReservationLife:
         return True
 
     def _measure(self, reservation: Reservation, now_s: float) -> None:
-        """Learns from a prompt that is said to be done just now."""
+        """Learns from a prompt that is reported as computed just now."""
         self.ttft_check.on_done(reservation.id, now_s - reservation.opened_at_s)
         seen, sources = reservation.where_computed(), self.fleet.view.sources
         token_times = self.fleet.token_times
@@ -272,7 +272,7 @@ class ReservationLife:
             token_times.on_first(source.key, source.heartbeat, load, reservation.id, now_s)
 
     def _first_token(self, reservation: Reservation, caller: str, now_s: float) -> None:
-        """The first sign that a worker has computed a reservation's prompt."""
+        """Counts the time to the first token, at the first sign that the prompt is computed."""
         opened_s, hold = reservation.opened_at_s, reservation.prefill
         worker = reservation.worker if hold is None else hold.worker
         self.fleet.first_tokens.on_first(now_s - opened_s)
@@ -283,7 +283,7 @@ class ReservationLife:
     def _failed(
         self, reservation: Reservation, progress: Progress, caller: str, now_s: float
     ) -> None:
-        """A request has failed, which counts against a worker if it was by its fault."""
+        """Ends a request that has failed, and counts that against the worker at fault, if any."""
         blamed = _blamed(reservation, progress.failed_worker_id)
         self.end(reservation, progress.failure, now_s, blamed)
         fault = _FAULTS.get(progress.failure)
@@ -352,7 +352,7 @@ class ReservationLife:
         self.tpot_check.on_end(reservation.id)
 
     def _end_prefill(self, reservation: Reservation, now_s: float) -> None:
-        """Frees the load of a prompt that is computed, or no longer wanted, once."""
+        """Frees a pair's load on its prefill worker, once: the prompt is computed or not wanted."""
         hold = reservation.prefill
         if hold is None or not hold.open:
             return
@@ -362,8 +362,8 @@ class ReservationLife:
     def _close(
         self, worker: WorkerKey, reservation: Reservation, new_tokens: int, now_s: float
     ) -> Source | None:
-        """A reservation's load on a worker ends. new_tokens: of its prompt, not computed yet.
-        Returns the worker's source, if it is still known."""
+        """Frees a reservation's load on a worker. new_tokens: tokens of its prompt that are not
+        computed yet. Returns the worker's source, if it is still known."""
         self.fleet.room += 1
         load, source = self.fleet.load(worker), self.fleet.view.sources.get(worker)
         prefixes, own_blocks = reservation.prefixes, reservation.own_blocks
@@ -378,7 +378,7 @@ class ReservationLife:
 
 
 def _workers_of(reservation: Reservation) -> list[WorkerKey]:
-    """The worker, or both of a pair."""
+    """The worker of a reservation, or both of a pair."""
     if reservation.prefill is None:
         return [reservation.worker]
     return [reservation.worker, reservation.prefill.worker]
@@ -387,8 +387,8 @@ def _workers_of(reservation: Reservation) -> list[WorkerKey]:
 def _blamed(reservation: Reservation, failed_worker_id: str) -> WorkerKey:
     """The worker by whose fault a request failed.
 
-    Of a pair the one that the caller names; else, until the prompt is computed, the one that
-    computes it.
+    Of a pair the worker that the caller names; else the prefill worker until the prompt is
+    computed, then the decode worker.
     """
     if reservation.prefill is None:
         return reservation.worker

@@ -3,8 +3,8 @@
     saturation = (active requests + waiting requests) / slots, as autoscalers compute it
 
 active requests   running, waiting in the engine, or on their way there, of this router and others
-waiting requests  in this router's queue: of a role counted for the workers of that role, where none
-                  is up for those of role both; for a pair counted for prefill and for decode
+waiting requests  in this router's queue: counted for the workers of their role, or, if none is up,
+                  for those of role both; requests for a pair count for prefill and for decode
 slots             known or estimated; a worker without either has the mean of its pool
 
 A pool is made of the workers of one model and role that may get requests. Requests for a name that
@@ -19,7 +19,7 @@ from router.fleet.state import Fleet
 from router.request.request import Role
 
 _HALVES = {Role.PAIR: (Role.PREFILL, Role.DECODE)}
-"""The workers that a request wants, where it wants several."""
+"""Roles of the workers that one request wants, where it wants several."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ def pool_loads(fleet: Fleet, waiting: Mapping[Pool, int]) -> dict[tuple[str, str
 
 
 def _wanted(pool: Pool, loads: Mapping[tuple[str, str], PoolLoad]) -> list[PoolLoad]:
-    """The pools that a waiting request counts for."""
+    """The pools that a request waiting for `pool` counts for."""
     wanted: dict[str, PoolLoad] = {}
     for role in _HALVES.get(pool.role, (pool.role,)):
         for candidate in (role, Role.BOTH):

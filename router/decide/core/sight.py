@@ -18,8 +18,8 @@ class FleetSight(Fleet):
         self._core = core
 
     def chain(self, prompt: Prompt, model: str) -> tuple[HashArray | None, int]:
-        """PrefixHashes of a prompt in the block size of a model's workers, and that size; None
-        where the workers have several, or none."""
+        """PrefixHashes of a prompt in the block size of a model's workers, and that size;
+        (None, 0) where the workers have several sizes, or none is known."""
         pool = self._core.fleet.pool(model)
         if pool is None or len(pool.block_sizes) != 1:
             return None, 0

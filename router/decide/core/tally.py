@@ -44,7 +44,7 @@ class PickTally:
     def __init__(self) -> None:
         self.stages = {stage: Durations() for stage in STAGES}
         self.tokens = np.zeros(2 + len(TIERS), np.int64)
-        """Tokens of prompts, of the longest usable overlaps, and by tier of those taken."""
+        """Sums over picks, in tokens: prompts, longest usable overlaps, picked overlaps by tier."""
         self.recent = np.zeros((RATIO_DECISIONS, 2), np.int64)
         """Usable overlap and prompt tokens of the last picks, in a ring."""
         self.by_pool = np.zeros((POOLS_MAX + 1, len(LENGTHS) + 2 + len(TIERS)), np.int64)
@@ -53,11 +53,11 @@ class PickTally:
         self.pool_rows = {OTHER_POOL: POOLS_MAX}
         self.picks = np.zeros(1, np.int64)
         self.ttfts = 0
-        """Picks of policies that predict the time to the first token,"""
+        """Number of picks whose policy predicted a time to the first token."""
         self.ttft_s = 0.0
-        """those times, in sum,"""
+        """Sum of the predicted seconds to the first token of these picks."""
         self.ttft_best_s = 0.0
-        """and the shortest that each of them could have had."""
+        """Sum of the shortest seconds predicted for any worker at these picks."""
 
     def pool_row(self, model: str, role: str) -> int:
         """Row of `by_pool` in which a pool's picks are counted; the last row is that of all pools

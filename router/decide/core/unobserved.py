@@ -3,15 +3,15 @@
     unobserved ──the worker's events hold the prompt's last block──> prefill done
                ──its engine has fewer requests than are reserved──> finished
 
-A gateway that keeps answers away from its endpoint picker is such a caller. Its own guess of the
-end (`picker.unobserved_s`) and the lease stay what ends a request at the latest.
+A picker to which Envoy shows no answers is such a caller. At the latest, its own guess of the end
+(`picker.unobserved_s`) or the lease ends a request.
 
 Laws:
 - a reservation is here only while it is open, and after its caller said that it sees no answer;
 - a prediction is no sign of a prompt that is computed: only the worker's events are;
 - an engine whose load is not known ends no request;
-- the number of requests that a sample lacks is known, and not which: the ones whose prompts were
-  computed first are taken for ended. The load of a worker is right all the same, as a count.
+- a sample shows how many reserved requests an engine no longer has, and not which: those whose
+  prompts were computed first are taken for ended. So the worker's number of requests is right.
 """
 
 from itertools import islice
@@ -23,7 +23,7 @@ from router.decide.core.reservation_life import ReservationLife
 from router.fleet.reservations.reservations import Ending, Reservation
 
 LOOKS = 1024
-"""Prompts that a tick looks for in the index: about 3 ms. The others have their turn after them."""
+"""Prompts that one tick looks for in the index: about 3 ms. Later ticks look for the others."""
 
 
 class Unobserved:
@@ -34,8 +34,8 @@ class Unobserved:
         self._open: dict[WorkerKey, dict[str, Reservation]] = {}
         """Reservations of each worker by id, in the order in which their callers left them."""
         self._prefilling: dict[str, Reservation] = {}
-        """Those of them whose prompts are not known to be computed, the next to look at in front.
-        """
+        """Open reservations, by id, whose prompts are not known to be computed; the next to look at
+        in front."""
         self.prefills = 0
         """Prompts that the worker's events showed to be computed."""
         self.ends = 0
@@ -81,7 +81,7 @@ class Unobserved:
         self._forget(worker)
 
     def _forget(self, worker: WorkerKey) -> None:
-        """Those that ended."""
+        """Drops reservations of a worker that have ended."""
         here = self._open.get(worker, {})
         for reservation in list(here.values()):
             if reservation.ended is not None:
