@@ -1,1 +1,1 @@
-"""Which worker would get a request. Changes nothing but the rng. Pure."""
+"""Decisions: which worker would get a request. They change nothing but the rng's state. Pure."""

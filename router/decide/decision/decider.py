@@ -1,4 +1,4 @@
-"""Decides about a request: its pool is scored by a policy, and put in order.
+"""Decides about a request: a policy gives each worker of its pool a cost, and the lowest is first.
 
     Request ─> policy, pool ─> overlaps ─> rows ─> costs ─> order ─> Decision
 
@@ -56,7 +56,7 @@ from router.request.refusal import Reason, Refusal
 from router.request.request import Request, Role, Session
 
 FULL_RETRY_S = 0.5
-"""RetryInfo when all workers are full: about the time until a request ends."""
+"""RetryInfo in seconds when all workers are full: about the time until some request ends."""
 _FULL_COLUMN, _PREFILL_COLUMN = COLUMNS.index("full"), COLUMNS.index("prefill_tokens_active")
 _RAW, _USABLE = Overlap._fields.index("raw"), Overlap._fields.index("usable")
 _KERNELS_MAX = 256
@@ -65,7 +65,7 @@ _kernel_of = lru_cache(_KERNELS_MAX)(kernel_of)
 
 
 class Decider:
-    """Decides by the configured settings, about the fleet as it is.
+    """Makes the decisions of a router, by the settings in force and the present state of the fleet.
 
     Over 300 lines: the steps of one decision, over rows and scores that they share.
     """
@@ -80,9 +80,9 @@ class Decider:
         """models: configured models, each with its own routing settings or none."""
         self.use(DecisionSettings.of(routing, models))
         self.looks_ahead = False
-        """Whether a request that can wait needs a worker with KV blocks for all of it."""
+        """Whether a request that can wait needs KV blocks for its whole prompt and answer."""
         self.policy_failures: Counter[tuple[str, Failure]] = Counter()
-        """Decisions for which a policy of the operator's failed."""
+        """Decisions for which a policy of the operator's own failed, by policy and kind."""
         self._policy_error = ""
         self._fleet = fleet
         self._index: BlockIndex = fleet.view.index
@@ -125,11 +125,13 @@ class Decider:
         *,
         may_exceed: bool = True,
     ) -> Decision:
-        """Scores the pool; raises Refusal when there is no pool to score.
+        """Decides about a request. Raises Refusal if no worker serves its model, its prompt is too
+        long, it may not name its policy, or no worker holds its session.
 
-        ready: see RouterCore.ready. may_exceed: whether workers over their capacity may be picked
-        where no other has room; False: the request can wait. The decision's `order` is empty when
-        no worker can be picked, and `refuse` says why.
+        ready: see Fleet.ready. mark: called with the name of each stage (hash, match, cost) at its
+        end. may_exceed: whether workers over their learned capacity may be picked where no other
+        has room; False: the request can wait. The decision's `order` is empty when no worker can be
+        picked, and `refuse` says why.
         """
         if request.prompt.token_count > self._routing.prompt_tokens_max:
             raise Refusal(
@@ -183,8 +185,8 @@ class Decider:
         return Matched(request, pool, kept_out, table, overlaps, now_s, settings, policy)
 
     def _with_room(self, matched: Matched, may_exceed: bool) -> Decision:
-        """The decision among workers with room; where there is none, among those over their
-        estimates, too."""
+        """The decision among workers with room; if there is none and may_exceed, among those over
+        their estimated capacity, too."""
         decision = self._decide(matched)
         if decision.order:
             if self.looks_ahead and not may_exceed and decision.prefill is None:
@@ -198,8 +200,8 @@ class Decider:
         return decision
 
     def _with_blocks(self, matched: Matched, decision: Decision) -> Decision:
-        """The decision, if its pick has KV blocks for the whole request; else one among the workers
-        that have (router/fleet/blocks_ahead.py), and the others count as full."""
+        """Returns the decision if its pick has KV blocks for the whole request; else one in which
+        all workers that have too few (router/fleet/blocks_ahead.py) count as full."""
         request, source = matched.request, decision.sources[decision.order[0]]
         output_tokens, load = self.output_tokens(request), self._loads.get(source.key)
         tokens = request.prompt.token_count + output_tokens
@@ -217,7 +219,7 @@ class Decider:
         return self._decide_without(matched, ahead.short | ahead.unsure)
 
     def _decide_without(self, matched: Matched, full: Flags) -> Decision:
-        """The decision with some more workers that count as full."""
+        """A decision in which the rows that are True in `full` count as full, too."""
         table = matched.table.copy()
         table[_FULL_COLUMN, full] = 1.0
         return self._decide(matched._replace(table=table))
@@ -271,21 +273,21 @@ class Decider:
             return refused(
                 Reason.PROMPT_TOO_LONG,
                 f"the prompt has {decision.request.prompt.token_count} tokens and fits no worker"
-                f" with its expected output; the longest takes {max(too_short)}",
+                f" with its expected output; the longest context is {max(too_short)} tokens",
             )
         if decision.prefill is not None and not decision.prefill.order:
             return self.refuse(decision.prefill)
         return refused(Reason.NO_ELIGIBLE_WORKER, f"no worker may take this request {counts}")
 
     def take_policy_error(self) -> str:
-        """Returns the error of the last policy that failed since the last call of this; empty: none
-        failed.
+        """Returns the error of the last policy that failed since the previous call of this method;
+        empty: none failed.
         """
         error, self._policy_error = self._policy_error, ""
         return error
 
     def _policy(self, request: Request, settings: PolicySettings) -> Policy:
-        """The one that the request names; raises Refusal."""
+        """The policy that a request names; raises Refusal if it is unknown or may not be named."""
         routing, policies, name = settings.routing, settings.policies, request.policy
         if name != routing.policy and not routing.policy_per_request:
             raise Refusal(
@@ -298,9 +300,10 @@ class Decider:
         return policy
 
     def _holders(self, matched: Matched, session: Session) -> Flags:
-        """The workers that hold most of a session's KV cache; raises Refusal if nobody does.
+        """The workers that hold most of a session's KV cache; raises Refusal if no worker does.
 
-        By the index; by where its last request went if that can't say.
+        They are those with the longest match in the index. Without any match: the worker of the
+        session's last request, if its stream has no full trust or the blocks are not known.
         """
         pool, trust = matched.pool, matched.table[COLUMNS.index("trust")]
         held = trust * matched.overlaps[0]
@@ -318,14 +321,14 @@ class Decider:
         return holders
 
     def able(self, decision: Decision) -> int:
-        """Number of workers that can compute the prompt, whatever this router's own rules say."""
+        """Number of workers that can compute the prompt, before label shares and affinity."""
         request, pool = decision.request, decision.pool
         if request.role is Role.PAIR:
             request = replace(request, role=Role.PREFILL)
         return len(pool) - sum(self._eligible(request, pool).counts.values())
 
     def _eligible(self, request: Request, pool: Pool) -> Barred:
-        """The workers that can't take a request."""
+        """The rows of a pool that can't take a request, with reasons: role, labels and so on."""
         return self._exclusions.of(request, self.output_tokens(request), pool)
 
     def _judge(
@@ -337,7 +340,7 @@ class Decider:
         *,
         is_alone: bool = False,
     ) -> Decision:
-        """Scores a pool, and puts it in order."""
+        """Scores the workers of a pool by a policy, and orders them. See Judge."""
         request, pool, not_live, table, overlaps, now_s, settings, _, last = matched
         prompt, session_id = request.prompt, request.session_id
         if last:
@@ -399,8 +402,9 @@ class Decider:
     def _within(
         self, matched: Matched, eligible: Barred, kv_distance: Column | None, is_alone: bool
     ) -> tuple[Barred, npt.NDArray[np.float64], bool]:
-        """The rows that keep the request's objectives, or miss them least; the table, in which
-        those that a sheddable request waits for are full; and Decision.sheds."""
+        """Bars rows that miss the request's objectives by more than others do. Returns the barred
+        rows; the table, in which workers that a sheddable request has to wait for are full; and
+        Decision.sheds."""
         request, pool, table = matched.request, matched.pool, matched.table
         objective = request.objective
         if objective is None:
@@ -444,9 +448,9 @@ class Decider:
     def _before_it_came(
         self, prompt: Prompt, pool: Pool, overlaps: npt.NDArray[np.int32], now_s: float
     ) -> npt.NDArray[np.int32]:
-        """Overlaps without blocks that engines stored just now and that are likely the prompt's
-        own: another router sent it to one of them before its copy came, and no earlier prompt
-        begins like it as far as these blocks.
+        """Overlaps, in tokens, of a request that another router serves, without blocks that engines
+        stored just now and that are likely the prompt's own: the other router sent the prompt to
+        an engine before this router got its copy, and no earlier prompt has these blocks.
         """
         view, observed = self._fleet.view, self._fleet.observed
         if (newest := view.newest) is None:
@@ -466,8 +470,8 @@ class Decider:
         return overlaps
 
     def _score(self, decision: Decision, settings: PolicySettings) -> None:
-        """Costs of at least one row, by the policy's kernel or its function; by the default in
-        place of a policy that failed."""
+        """Computes the costs of at least one row, by the policy's kernel or function; if the
+        function fails, by `dynamo-adaptive`."""
         policy, pool, ranking = decision.policy, decision.pool, decision.ranking
         kernel = _kernel_of(policy)
         if kernel is None or not (pool.only_block_size or not kernel.reads_users):
@@ -513,7 +517,7 @@ class Decider:
         return inputs
 
     def output_tokens(self, request: Request) -> int:
-        """Number of output tokens expected of a request."""
+        """Number of output tokens expected of a request, OUTPUT_TOKENS_MAX at most."""
         expected = request.expected_output_tokens
         if expected is None:
             expected = self._routing.expected_output_tokens
@@ -521,7 +525,8 @@ class Decider:
 
 
 def _cut(overlap: npt.NDArray[np.int32], tokens: int) -> None:
-    """Bounds one worker's overlap to a prompt's first tokens: the slowest tiers hold its end."""
+    """Bounds one worker's overlap, in place, to a prompt's first `tokens`. The tokens beyond are
+    taken from the predicted ones first, then from disk, host and device memory."""
     overlap[_RAW] = min(overlap[_RAW], tokens)
     over = max(0, overlap[_USABLE] - tokens)
     overlap[_USABLE] -= over
@@ -532,8 +537,8 @@ def _cut(overlap: npt.NDArray[np.int32], tokens: int) -> None:
 
 
 def _waits(decision: Decision) -> bool:
-    """Whether an answering worker may take a request without a pick once it has room: then no
-    other worker is tried in its place."""
+    """Whether some answering worker may take a request without a pick once it has room; then no
+    last resort is tried."""
     return decision.waits or (decision.prefill is not None and decision.prefill.waits)
 
 
@@ -547,11 +552,10 @@ def _at(pool: Pool, worker: WorkerKey) -> Flags:
 
 
 def _drawn(decision: Decision) -> int:
-    """The row that the draw, a number from 0 to 1, stands for: one that can be picked, by its
-    chance.
+    """The row that is picked by chance. `draw` is a random number from 0 to 1, and a term.
 
-    Of those, in the order of worker ids and ranks, the first whose chance and those before it are
-    more than that share of all their chances.
+    Rows that can be picked are put in the order of worker ids and ranks; the first is picked at
+    which the sum of chances so far exceeds draw * the sum of all their chances.
     """
     chances, draw = decision.scores.chances, decision.scores.shared_terms["draw"]
     if chances is None:

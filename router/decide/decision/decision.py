@@ -24,18 +24,20 @@ _FULL = COLUMNS.index("full")
 
 
 class Prefill(StrEnum):
-    """Where the prompt of a pair is computed; the metric label."""
+    """Where the prompt of a pair is computed; its values are values of a metric's label."""
 
     REMOTE = "remote"
     """The prefill worker computes the prompt, and hands its KV cache over."""
     LOCAL = "local"
-    """The decode worker computes the prompt: hardly anything is new to it."""
+    """The decode worker computes the prompt, of which hardly any token is new to it."""
     ABSENT = "absent"
-    """One worker alone serves the request, for want of another."""
+    """One worker alone serves the request, since no pair can."""
 
 
 class Overlap(NamedTuple):
-    """How much of the prompt a worker holds, in tokens; the rows of a match last, in order."""
+    """Tokens of a prompt that a worker holds: all (raw), usable, and the usable ones by where
+    they are. The fields are in the order of the rows of BlockIndex.overlap.
+    """
 
     raw: int
     usable: int
@@ -62,7 +64,7 @@ class Decision:
     guard: GuardSettings | None = None
     """The guard of the pick; None: no guard."""
     last_resort = False
-    """Whether the candidates were those tried only where no answering worker may be picked."""
+    """Whether the candidates are last resorts, since no answering worker may be picked."""
     over_estimate = False
     """Whether the candidates include workers over their learned capacity, since no other has
     room."""
@@ -70,9 +72,9 @@ class Decision:
     """Whether a sheddable request was held since no worker with room keeps its objectives for any
     prompt."""
     reservation_id = ""
-    """Id of the pick's reservation; set for watchers alone."""
+    """Id of the pick's reservation; set only for observers of decisions."""
     waited_s = 0.0
-    """Seconds in the router's queue; set for watchers alone, by
+    """Seconds that the request waited in the queue; set only for observers of decisions, by
     router/observe/audit/sampling.py."""
     invested_tokens: Column | None = None
     """Candidates.invested_tokens; None: 0 for each row."""
@@ -96,21 +98,21 @@ class Decision:
         self.request = request
         self.policy = policy
         self.pool = pool
-        """A worker a row. No rows when no worker of the pool is live."""
+        """The live workers, one a row; no rows when no worker of the pool is live."""
         self.tokens = tokens
-        """Shape (fields of Overlap, rows)."""
+        """Overlap of each worker in tokens: shape (fields of Overlap, rows)."""
         self.barred = barred
-        """Rows that can't be picked for what the request wants."""
+        """Rows that can't be picked, with reasons, but for those that are full."""
         self.not_live = not_live
         """Workers of the pool that made no row, and why."""
         self.decided_at_s = decided_at_s
         self.order: list[int] = []
-        """The pick, and the rows next to it that could be picked, cheapest first."""
+        """Row of the pick, then the next rows that could be picked, cheapest first; empty: none."""
         self._further = further
         self.kv_distance = kv_distance
         """Distance from each row to the source of the KV cache; None: nothing has to come."""
         self.ranking = ranking
-        """Costs and order."""
+        """The rows' costs, and their order by cost."""
 
     @property
     def table(self) -> npt.NDArray[np.float64]:
@@ -160,13 +162,13 @@ class Decision:
         self._scores = scores
 
     def keep(self) -> None:
-        """Makes now the columns that are otherwise made when they are read."""
+        """Computes `table` and `scores` now, since the fleet may change before they are read."""
         _ = self.table, self.scores
         if self.prefill is not None:
             self.prefill.keep()
 
     def keep_table(self) -> None:
-        """Makes now the columns of `table` alone."""
+        """Copies `table` now, since the fleet may change before it is read."""
         _ = self.table
         if self.prefill is not None:
             self.prefill.keep_table()
@@ -204,7 +206,7 @@ class Decision:
 
     @property
     def guarded(self) -> Guarded | None:
-        """The pick that the guard replaced; None: the guard let the pick stay."""
+        """The pick that the guard replaced, with the guard's numbers; None: the pick stayed."""
         cheapest = self.ranking.moved_from
         if cheapest < 0 or self.guard is None:
             return None

@@ -1,24 +1,24 @@
-"""Moves a pick on while its worker's queue costs more than its cache saves. Pure.
+"""The guard: moves a pick from a worker whose queue costs more than its cache saves. Pure.
 
 A cost function may send every request that shares a prefix to the one worker that holds it, however
-long the queue is there. The guard looks at the worker that a policy would pick, in tokens:
+long the queue is there. The guard computes for each worker, in tokens:
 
     ahead = prefill_tokens_active + request_tokens * active_slots   work in front of the request
     wait  = ahead + COMPUTED (2) * new_tokens - INVESTED (2.2) * invested_tokens
 
 New tokens count twice, since the requests that come after wait for them, too: a session that leaves
-its cache for a wait that is a little shorter costs the fleet what it computes again. Those that are
-computed for later prompts (router/fleet/shared_prefixes.py) are taken off, a little more than twice
-(docs/decisions.md says why), so that a wait may be below 0. The guard passes over each worker where
-both hold, the least taken over workers that can be picked:
+its cache for a wait that is a little shorter costs the fleet what it computes again. Invested
+tokens, computed for later prompts, too (router/fleet/shared_prefixes.py), are taken off a little
+more than twice (docs/decisions.md says why), so that a wait may be below 0. least_wait and
+least_slots are the least of workers that can be picked. The guard passes over workers where both
 
     wait         > least_wait + margin * prompt_tokens
     active_slots > least_slots
 
-The pick is the cheapest of the others, by the policy's own cost. Consistent hashing with bounded
-loads (Mirrokni, Thorup, Zadimoghaddam, 2016) also goes on to the next worker from one that has more
-than its share of the load; there the load is a count of requests, here it is weighed against what
-the cache saves.
+hold. The pick is the cheapest of the others, by the policy's own cost. Consistent hashing with
+bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2016) also goes on to the next worker from one that
+has more than its share of the load; there the load is a count of requests, here it is weighed
+against what the cache saves.
 
 Laws:
 - a worker that can't be picked is never moved to, and the shortest wait is never passed over;
@@ -35,7 +35,7 @@ from router.decide.policies.candidates import Candidates
 from router.fleet.table import Column, Flags, least
 
 COMPUTED, INVESTED = 2.0, 2.2
-"""Weights of tokens; by tests/bar, traces and agents (docs/decisions.md has their numbers)."""
+"""Weights of new and of invested tokens in a wait, by measurement (docs/decisions.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Waits:
     requests: Column
     """active_slots, at least 0."""
     tokens: Column
-    """wait, in tokens."""
+    """The wait of each row, in tokens; see the module."""
     least_requests: float
     least_tokens: float
 

@@ -1,11 +1,12 @@
 """Parameters with which a proxy has an engine hand a KV cache over, in the engines' own terms.
 
-At once (SGLang): both requests carry the prefill engine's bootstrap server and a room. In turn
-(vLLM): the prefill request says that another engine will decode, and its answer says where the
-blocks are. With NIXL that answer goes into the decode request as it is; with Mooncake both requests
-have a transfer_id, and the decode request the prefill engine's address.
+At once (SGLang): both requests carry the prefill engine's bootstrap server and a room, a number by
+which the two engines meet. In turn (vLLM): the prefill request says that another engine will
+decode, and its answer says where the blocks are. With NIXL that answer goes into the decode request
+as it is; with Mooncake both requests have a transfer_id, and the decode request the prefill
+engine's address.
 
-Read 2026-11-21: sglang 0.5.23, `sglang.srt.disaggregation`; vllm 0.32, the proxies of its
+Sources, read 2026-11-21: sglang 0.5.23, `sglang.srt.disaggregation`; vllm 0.32, the proxies of its
 NixlConnector and MooncakeConnector.
 """
 

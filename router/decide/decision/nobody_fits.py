@@ -8,7 +8,7 @@ from router.request.refusal import Refusal
 
 @dataclass(eq=False)
 class NobodyFits(Refusal):
-    """A refusal of a request whose workers were weighed."""
+    """A refusal of a request that no worker of its pool can take."""
 
     decision: Decision | None = None
-    """The candidates; of a pair, the half for which no worker fits."""
+    """The decision without a pick; for a pair, about the half for which no worker fits."""

@@ -2,16 +2,17 @@
 
     missed = max(0, now_s + ttft_s - due_s) / ttft_slo_s + max(0, ERROR * tpot_s / tpot_slo_s - 1)
 
-ttft_s is predicted as policies do (router/decide/policies/first_token.py), tpot_s was learned of
-the worker (router/fleet/token_times.py); what is unknown is not missed. Of a pair, the first counts
-at the prefill worker, the second at the decode worker.
+missed is how far a worker misses the objectives ttft_slo_s and tpot_slo_s; 0: it keeps both. due_s
+is when the first token is due. ttft_s is predicted (router/decide/policies/first_token.py), tpot_s
+learned (router/fleet/token_times.py); an unknown time misses nothing. Of a pair, the first term
+counts for the prefill worker, the second for the decode worker.
 
 Laws:
 - among workers that miss nothing the policy picks, as without objectives;
-- where all miss, it picks among those that miss least, within ERROR;
-- a sheddable request gets no worker that misses, unless that is idle: it waits, or is refused. The
-  wait is not the worker's miss: for such a request the first token is due ttft_slo_s from now;
-- a request without objectives is decided as if there were none of all this.
+- where all workers miss, the policy picks among those that miss least, within ERROR;
+- a sheddable request gets no worker that misses, unless that is idle: it waits, or is refused. Its
+  wait counts as no miss: the first token of a sheddable request is due ttft_slo_s from now;
+- this module changes no decision about a request without objectives.
 """
 
 import numpy as np
@@ -25,15 +26,15 @@ from router.request.request import Objective
 NO_HEADROOM = "no headroom for the request's objectives"
 ERROR = 1.25
 """Factor by which prompts that come later make an answer slower or faster than predicted
-(docs/decisions.md). A worker has headroom if it keeps the objective with so much more; where all
-miss, those that are worse than the least by less are as good, since the policy knows the caches."""
+(docs/decisions.md). A worker keeps tpot_slo_s if ERROR * tpot_s does. Where all workers miss, those
+within this factor of the least count as equal, and the policy, which knows caches, picks."""
 
 
 def missed_at(
     rows: Candidates, objective: Objective, due_s: float, *, computes: bool, answers: bool
 ) -> Column:
     """How much each worker misses, as shares of the objectives; 0: it keeps both. due_s: when the
-    first token is due. computes, answers: whether it is to compute the prompt, and the answer.
+    first token is due. computes, answers: whether the worker computes the prompt, and the answer.
     """
     missed = np.zeros(len(rows))
     if objective.ttft_s is not None and computes:
@@ -46,7 +47,7 @@ def missed_at(
 
 
 def least_missed(missed: Column, barred: Barred, full: Column) -> Barred:
-    """Adds the workers that miss more than others do to the barred rows."""
+    """Bars workers that miss more than the least of those with room, beyond the factor ERROR."""
     can = barred.can(len(missed)) & (full == 0)
     if not can.any():
         return barred
@@ -56,7 +57,7 @@ def least_missed(missed: Column, barred: Barred, full: Column) -> Barred:
 
 
 def held_from(missed: Column, rows: Candidates) -> Flags:
-    """Workers that a sheddable request waits for rather than takes."""
+    """True for each worker that a sheddable request has to wait for: it misses and is not idle."""
     return (missed > 0) & (rows.active_slots > 0)
 
 
@@ -64,7 +65,7 @@ def none_keeps(
     rows: Candidates, objective: Objective, room: Flags, *, computes: bool, answers: bool
 ) -> bool:
     """Whether no worker of the pool with room keeps the objectives of a sheddable request,
-    whatever its prompt: the prompts before it take too long, or tokens do."""
+    whatever its prompt: prompts in front take too long there, or the time between tokens is."""
     misses = np.zeros(len(rows), np.bool_)
     if objective.ttft_s is not None and computes:
         misses |= first_token(rows).wait_s > objective.ttft_s

@@ -1,7 +1,7 @@
 """Pairs: one worker computes the prompt, another one takes its KV cache over and decodes.
 
     workers that can hand over                        -> cost by cache and queue -> prefill worker
-    workers that can take over from it or serve alone -> cost by room and way    -> pick
+    workers that can take over from it or serve alone -> cost by room, distance  -> pick
 
 The pick computes the prompt itself when hardly any of its tokens are new there: a transfer, or a
 wait in another queue, would cost more than it saves. When no worker can hand over, a worker that
@@ -17,7 +17,8 @@ Pure, like the core that it is a part of.
 Laws:
 - the prefill worker of a pair hands over only to its decode worker, which is another worker of its
   kind;
-- thresholds of 0 leave nothing local that is not cached.
+- with routing.local_prefill_tokens 0, only the worker picked for prefill computes new tokens, if
+  some worker can hand over.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,15 +64,15 @@ class Matched(NamedTuple):
     settings: PolicySettings
     """The settings of the request's decision."""
     policy: Policy
-    """The request's, or the one of the settings."""
+    """The policy that the request names, else the default of the settings."""
     last: Sequence[str] = ()
-    """Why each worker is a last resort, which is picked only where no other may be; empty for a
-    worker that answers. Without any entry, all of the pool answer."""
+    """Reason, by row, why a worker is a last resort; empty for a worker that answers. An empty
+    sequence: all workers of the pool answer."""
 
 
 LOCAL_SHARE = 0.05
-"""Part of a prompt that may be new where it is decoded: sending the cache of the whole prompt takes
-longer than computing so little of it."""
+"""Share of a prompt up to which new tokens are computed by the decode worker: sending the KV cache
+of the whole prompt takes longer than computing so little of it."""
 
 
 class Stages(NamedTuple):
@@ -80,10 +81,10 @@ class Stages(NamedTuple):
     prefill: Policy
     decode: Policy
     alone: Policy
-    """Policy of a worker that does both, for want of another."""
+    """Policy for one worker that computes prompt and answer, where no pair can."""
     local_tokens: int
-    """A prompt with at most so many new tokens, or at most LOCAL_SHARE of it, is computed by the
-    decode worker; 0: only a prompt without any."""
+    """A prompt with at most so many new tokens, or with at most LOCAL_SHARE of its tokens new, is
+    computed by the decode worker; 0: only a prompt without new tokens."""
 
 
 class Judge(Protocol):
@@ -98,11 +99,14 @@ class Judge(Protocol):
         *,
         is_alone: bool = False,
     ) -> Decision:
-        """is_alone: whether the worker computes prompt and answer, though a pair is wanted."""
+        """Returns the decision about a pool. eligible: its barred rows. kv_distance: of each row to
+        the source of the KV cache; None: nothing has to come. is_alone: whether the worker computes
+        prompt and answer, though a pair is wanted.
+        """
 
 
 Eligible = Callable[[Request, Pool], Barred]
-"""The workers that can't take a request with their role, labels and so on."""
+"""Function that returns the rows of a pool barred for a request by role, labels and so on."""
 
 
 def hands_over(heartbeat: Heartbeat) -> bool:
@@ -140,21 +144,21 @@ class _Halves:
     kind: npt.NDArray[np.intp]
     """Workers with the same number are of one kind: they can take over from one another."""
     one_kind: bool
-    """Whether all have the same number."""
+    """Whether all workers are of one kind."""
 
     def with_mates(self, takers: Flags) -> Flags:
-        """The workers that some taker is of a kind with."""
+        """True for each worker that is of one kind with some worker that is True in `takers`."""
         if self.one_kind:
             return np.full(len(takers), takers.any())
         return np.bincount(self.kind[takers], minlength=len(takers))[self.kind] > 0
 
     def fetching(self, row: int) -> Flags:
-        """The workers that can take over from one."""
+        """True for each worker that can take over from the worker of a row."""
         return self.takes_over if self.one_kind else self.takes_over & (self.kind == self.kind[row])
 
     @classmethod
     def of(cls, pool: Pool, labels: Sequence[str]) -> "_Halves":
-        """labels: names of those that tell kinds apart."""
+        """labels: names of the worker labels whose values tell kinds apart."""
         heartbeats = [heartbeat_of(source) for source in pool.sources]
         kinds: dict[tuple[object, ...], int] = {}
         kind_of = [_kind(heartbeat, labels) for heartbeat in heartbeats]
@@ -173,12 +177,12 @@ def _kind(heartbeat: Heartbeat, labels: Sequence[str]) -> tuple[object, ...]:
 
 
 def of_kind(pool: Pool, rows: Flags, labels: Sequence[str]) -> Flags:
-    """The workers that are of a kind with one of these."""
+    """True for each worker that is of one kind with some worker that is True in `rows`."""
     return pool.made(_Halves.of, labels).with_mates(rows)
 
 
 class Pairs:
-    """Decides about pairs."""
+    """Decides about requests for a pair of workers."""
 
     def __init__(self, further: Further) -> None:
         self._further = further
@@ -186,7 +190,7 @@ class Pairs:
     def decide(
         self, matched: Matched, stages: Stages, judge: Judge, eligible: Eligible
     ) -> Decision:
-        """The decision about the decode worker, with the prefill worker's inside."""
+        """The decision about the decode worker; its `prefill` is that about the prefill worker."""
         request, pool = matched.request, matched.pool
         halves = pool.made(_Halves.of, matched.settings.routing.pair_labels)
         decodes = eligible(replace(request, role=Role.DECODE), pool)
@@ -220,7 +224,7 @@ class Pairs:
 
 
 def _local(matched: Matched, halves: _Halves, stages: Stages) -> Flags:
-    """Where hardly anything of the prompt would have to be computed."""
+    """True for each worker that serves alone and to which hardly any of the prompt is new."""
     tokens = matched.request.prompt.token_count
     new = tokens - matched.table[_TRUST] * matched.overlaps[1]
     share = LOCAL_SHARE if stages.local_tokens else 0.0

@@ -47,9 +47,9 @@ class Ranking:
 
     costs: Column
     seconds: Column | None
-    """To each row's first token; None: the policy predicts none."""
+    """Predicted seconds to each row's first token; None: the policy predicts none."""
     moved_from: int
-    """The row that the guard passed over; -1: the pick stayed."""
+    """Row of the pick that the guard moved; -1: the pick stayed."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class Ranking:
     ) -> int: ...
     def take(self, costs: Column, seconds: Column | None) -> int: ...
     def invest(self, tokens: Column | None) -> None:
-        """Tokens of each row's new ones that count for later prompts, in costs and for the guard;
-        None: none. Before the rows are scored."""
+        """Sets each row's invested tokens, for costs and the guard; None: none. Called before the
+        rows are scored."""
 
     def lessen(self, row: int, bonus: float) -> None: ...
     def in_order(self, wanted: int, in_turn: bool, rng: random.Random) -> list[int]: ...

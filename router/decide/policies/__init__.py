@@ -1,6 +1,6 @@
 """The policies by name: each turns candidates into costs, lower is better.
 
-Adding one is one file, one entry here, one test.
+Adding a policy takes one file, one entry here and one test.
 """
 
 from router.decide.policies.baselines import LEAST_LOADED, ROUND_ROBIN

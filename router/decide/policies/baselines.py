@@ -12,9 +12,9 @@ def least_loaded(rows: Candidates, _: Parameters) -> Scores:
 
 
 def round_robin(rows: Candidates, _: Parameters) -> Scores:
-    """cost = ordinal of the worker's last pick: whose turn is longest ago is next.
+    """cost = ordinal of the worker's last pick: the worker picked longest ago is next.
 
-    Works without a list to keep in step: workers come and go, and the turns go on.
+    No list of workers has to be updated as they come and go.
     """
     return Scores(rows.last_picked, {"last_picked": rows.last_picked})
 

@@ -10,7 +10,7 @@ from router.decide.policies.policy import Parameters, Policy, Scores
 
 
 class ThresholdParameters(Parameters, frozen=True):
-    """The number of the policy, which SGLang's router has under the same name."""
+    """The one parameter of `cache-threshold`, which SGLang's router has under the same name."""
 
     cache_threshold: Annotated[
         float,
@@ -19,19 +19,19 @@ class ThresholdParameters(Parameters, frozen=True):
 
 
 def score(rows: Candidates, parameters: ThresholdParameters) -> Scores:
-    """The cache decides, or the load, but never both.
+    """Cost by the cached prefix alone if one is long enough, else by load alone.
 
         queue      = active_slots + load / (1 + load)      (as least-loaded)
         best_share = largest overlap_tokens of the rows that can be picked / prompt_tokens
         cost       = new_tokens + queue / (1 + queue) if best_share > cache_threshold (0.5)
                      else queue
 
-    queue / (1 + queue) is below 1, so that it decides between equally long prefixes alone.
+    queue / (1 + queue) is below 1, so that it decides only between equally long prefixes.
 
     Source: sgl-project/sglang, sgl-router/src/policies/cache_aware.rs at 026f853, read 2026-11-28.
-    There the match is by characters, in a tree of what was sent; without a match that is long
-    enough the worker with the smallest tree is next; and above thresholds of imbalance, which are
-    left out here, the one with the fewest requests.
+    There the match is by characters, in a tree of the texts sent to each worker; without a match
+    that is long enough the worker with the smallest tree is picked; and where loads differ by more
+    than thresholds, which are left out here, the worker with the fewest requests.
     """
     load = rows.load
     queue = rows.active_slots + load / (1 + load)

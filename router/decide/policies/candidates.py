@@ -24,7 +24,7 @@ _TRUST = COLUMNS.index("trust")
 
 
 class Candidates(Table):
-    """Live workers of a pool, row by row; excluded ones too, since means go over all."""
+    """Live workers of a pool, row by row; excluded ones too, since means are over all workers."""
 
     __slots__ = (
         "_further", "_kv_distance", "_pool", "_tokens", "barred", "invested_tokens",
@@ -51,7 +51,7 @@ class Candidates(Table):
         self.prompt_tokens = request.prompt.token_count
         """Tokens of the prompt, 1 at least."""
         self.overlap_tokens: Column = table[_TRUST] * tokens[1]
-        """Usable: what the engine will reuse of the prompt, times trust."""
+        """Tokens of the prompt that the engine will reuse (usable overlap), times trust."""
         self.new_tokens = self.prompt_tokens - self.overlap_tokens
         self.invested_tokens = np.zeros(len(self)) if invested_tokens is None else invested_tokens
         """The part of new_tokens that is computed for later prompts with the same prefix, too
@@ -61,7 +61,7 @@ class Candidates(Table):
         self.request = request
         """The request: prompt, session_id, tenant, expected_output_tokens and so on."""
         self.now_s = now_s
-        """Unix time."""
+        """Unix time of the decision, in seconds."""
         self._tokens = tokens
         self._pool = pool
         self._further = further
@@ -109,7 +109,7 @@ class Candidates(Table):
 
     @property
     def block_tokens(self) -> Column:
-        """Divisor: block_size, or 1 where it is unknown."""
+        """Tokens of a block, as a divisor: block_size, or 1 where it is unknown."""
         return np.maximum(self.block_size, 1.0)
 
     @property

@@ -1,4 +1,4 @@
-"""The decision of Mooncake's Conductor."""
+"""Policy `conductor`: where the cache is, else near to it, as Mooncake's Conductor picks."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from router.decide.policies.first_token import first_token
 from router.decide.policies.policy import Parameters, Policy, Scores
 
 STAGE = 1e6
-"""Further than any cost within a stage: an earlier stage always wins."""
+"""Cost of each stage, above any cost within a stage, so that an earlier stage always wins."""
 
 
 class ConductorParameters(Parameters, frozen=True):
@@ -45,9 +45,8 @@ class ConductorParameters(Parameters, frozen=True):
         float,
         Meta(
             ge=0,
-            description="weight of a waiting or reserved request at the worker, beside"
-            " distance_weight * distance, once all holders of the prefix have more than"
-            " queue_max of them",
+            description="weight of each waiting or reserved request at a worker, beside distance,"
+            " for workers that do not hold the prefix or have more than queue_max such requests",
         ),
     ] = 0.3
 
@@ -58,21 +57,23 @@ def score(rows: Candidates, parameters: ConductorParameters) -> Scores:
         hit_ratio = the most overlap_tokens of all workers / prompt_tokens
         queue     = max(0, waiting + reserved)
         fits      = free blocks >= the prompt's blocks that are not in use there yet
-        stage 0   : hit_ratio >= hit_ratio_min (0.1), it holds that much, fits, queue <= queue_max
-                    (10): the shortest queue
+        stage 0   : hit_ratio >= hit_ratio_min (0.1), the worker has that hit_ratio, fits, queue
+                    <= queue_max (10): the shortest queue
         stage 1   : hit_ratio >= hit_ratio_min, fits: the least of distance_weight (0.7) * distance
                     + queue_weight (0.3) * queue
         stage 2   : all others: the least loaded, by active_slots + load / (1 + load)
         cost      = 1e6 * stage + the number of that stage
 
-    distance is the mean to all holders, by labels: 0 the same host, 1 the same rack, 2 the same
-    cluster, 3 beyond or unknown (router/fleet/topology.py). Any live worker is a holder that has
-    the longest overlap, even one that can't take the request: near to it is where its cache travels
-    least. The role excludes workers, and has no cost. Unknown totals always fit.
+    distance is a worker's mean to all holders, by labels: 0 the same host, 1 the same rack, 2 the
+    same cluster, 3 beyond or unknown (router/fleet/topology.py). All live workers with the longest
+    overlap are holders, even those that can't take the request: the cache travels least to workers
+    near them. The role excludes workers, and has no cost. A worker whose total_blocks is unknown
+    fits.
 
-    latency_s, which decides nothing, is what the Conductor estimates: queue + cache load + compute.
+    latency_s, in receipts alone, is the Conductor's estimate: seconds of queue, cache load and
+    computation.
 
-    A request for decode alone is decided alike: its prompt's holders are where its KV cache is.
+    Requests for decode alone are decided alike: their holders are the workers with their KV cache.
 
     Source: Mooncake (Qin et al., FAST 2025) describes the Conductor, whose code is not public; the
     thresholds, weights and distances are those of an outsider's derivation from the paper, read

@@ -24,7 +24,7 @@ class PolicySettings:
     policies: dict[str, Policy]
     """Policies by name, with the numbers of routing.parameters."""
     default: Policy = field(init=False)
-    """The one of routing.policy."""
+    """The policy that routing.policy names."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "default", self.policies[self.routing.policy])
@@ -40,7 +40,7 @@ class DecisionSettings:
 
     @classmethod
     def of(cls, routing: RoutingSettings, models: Iterable[ModelSettings]) -> "DecisionSettings":
-        """Checks the settings, and raises ConfigError. models: only their `routing` is read."""
+        """Makes the settings; raises ConfigError. models: only their `routing` is read."""
         fleet = PolicySettings(routing, configured(routing))
         return cls(fleet, configured_of_models(fleet, models))
 
@@ -60,7 +60,7 @@ def configured(routing: RoutingSettings) -> dict[str, Policy]:
     _check_affinity(routing, policies)
     if (together := fsum(routing.label_shares.values())) > 1:
         raise ConfigError(
-            f"shares of all requests are at most 1 together, got {together:g} - at"
+            f"the shares of all labels are at most 1 together, got {together:g} - at"
             " `$.routing.label_shares`"
         )
     return policies
@@ -138,21 +138,21 @@ def _check_known(policies: Mapping[str, Policy], name: str, where: str) -> None:
 def _set_numbers(
     policies: dict[str, Policy], parameters: Mapping[str, dict[str, float]], where: str
 ) -> None:
-    """Gives policies other numbers; raises ConfigError."""
+    """Sets parameters, by policy and name, in `policies`; raises ConfigError."""
     for name, numbers in parameters.items():
         _check_known(policies, name, where)
         policies[name] = _with(policies[name], numbers, f"{where}.{name}")
 
 
 def _own(name: str, where: str) -> Policy:
-    """The operator's function; raises ConfigError."""
+    """The policy of the operator's function named module:function; raises ConfigError."""
     if not is_own(name):
         raise ConfigError(f"expected module:function, got {name!r} - at `{where}`")
     return own_policy(name, where)
 
 
 def _with(policy: Policy, numbers: dict[str, float], where: str) -> Policy:
-    """A policy with other numbers; raises ConfigError that names the first that can't be."""
+    """A policy with other parameters; raises ConfigError, which names the first invalid one."""
     for key, number in numbers.items():
         if not isfinite(number):
             raise ConfigError(f"expected a finite number, got {number} - at `{where}.{key}`")
@@ -162,6 +162,6 @@ def _with(policy: Policy, numbers: dict[str, float], where: str) -> Policy:
         sentence = str(error).replace("`$.", f"`{where}.")
         if sentence == str(error):
             known = ", ".join(policy.parameters) or "none"
-            sentence = f"{sentence} - at `{where}`; it has {known}"
+            sentence = f"{sentence} - at `{where}`; known parameters: {known}"
         raise ConfigError(sentence) from error
     return replace(policy, settings=settings)

@@ -1,4 +1,4 @@
-"""NVIDIA Dynamo's first cost function, with adaptive alpha, prompts ahead and evictions."""
+"""NVIDIA Dynamo's first cost function, with an adaptive weight of load, queues and evictions."""
 
 from dataclasses import replace
 from math import sqrt
@@ -12,7 +12,7 @@ from router.decide.policies.policy import Parameters, Policy, Scores
 
 
 class AdaptiveParameters(Parameters, frozen=True):
-    """Weights; the defaults did best over traces in the simulator (docs/decisions.md)."""
+    """Parameters of `dynamo-adaptive`; the defaults did best over traces (docs/decisions.md)."""
 
     balance_threshold: Annotated[
         float, Meta(ge=0, description="std / mean of load above which the fleet is uneven")
@@ -46,7 +46,7 @@ def score(rows: Candidates, parameters: AdaptiveParameters) -> Scores:
     """Weighs load against new work; weighs load more when the fleet is uneven.
 
         load  = active_blocks / total_blocks                     (0 where the total is unknown)
-        mean, std over all live workers, before any exclusion    (population std)
+        mean, std of load over all live workers, before any exclusion (population std)
         alpha = alpha_balance (0.3) if mean > 0 and std > balance_threshold (0.1) * mean
                 else alpha_cache (0.2)
         work  = ((1 + keep (1) * evicted_share) * new_tokens - invested_tokens

@@ -18,21 +18,22 @@ class BlocksParameters(Parameters, frozen=True):
         Meta(ge=0, description="weight of the blocks to prefill, relative to the blocks in use"),
     ] = 1.0
     overlap_credit: Annotated[
-        float, Meta(ge=0, description="blocks that a prompt's block cached on the device saves")
+        float, Meta(ge=0, description="blocks of work that each prompt block on the device saves")
     ] = 1.0
     host_credit: Annotated[
         float,
-        Meta(ge=0, description="blocks that a prompt's block cached in host memory alone saves"),
+        Meta(ge=0, description="blocks of work that each prompt block in host memory alone saves"),
     ] = 0.75
     disk_credit: Annotated[
-        float, Meta(ge=0, description="blocks that a prompt's block cached on disk alone saves")
+        float, Meta(ge=0, description="blocks of work that each prompt block on disk alone saves")
     ] = 0.25
     credit_decay: Annotated[
         float,
         Meta(
             ge=0,
-            description="number d: overlap_credit is divided by 1 + d * backlog, a worker's tokens"
-            " of prompts to compute above the least of all workers, in lengths of this prompt",
+            description="number d: overlap_credit is divided by 1 + d * backlog; backlog: prompt"
+            " tokens that the worker has to compute, less the fewest of any worker, / this"
+            " prompt's tokens",
         ),
     ] = 0.0
     request_weight: Annotated[
@@ -55,14 +56,14 @@ def score(rows: Candidates, parameters: BlocksParameters) -> Scores:
         raw_prefill   = (prefill_tokens_active + prompt_tokens) / block_size
         credit        = overlap_credit (1) / (1 + credit_decay (0) * backlog) * device_blocks
                         + host_credit (0.75) * host_blocks + disk_credit (0.25) * disk_blocks
-        backlog       = (prefill_tokens_active - their least) / prompt_tokens
+        backlog       = (prefill_tokens_active - least_active) / prompt_tokens
         decode_blocks = active_blocks + the prompt's blocks not in use there yet
         cost          = prefill_load_scale (1) * max(raw_prefill - credit, 0) + decode_blocks
                         + request_weight (0) * active_slots
 
-    All in blocks but backlog, which is in lengths of this request, over the least of the workers
-    that can be picked. The lowest cost is picked,
-    ties at random; at temperature > 0 a row is drawn with a chance in proportion to
+    All are in blocks but backlog, which is in lengths of this prompt; least_active is the least
+    prefill_tokens_active of workers that can be picked. The lowest cost is picked, ties at random;
+    at temperature > 0 a row is drawn with a chance in proportion to
 
         chance = exp(-(cost - least) / (range * temperature))    over rows that can be picked
 
@@ -109,7 +110,7 @@ def score(rows: Candidates, parameters: BlocksParameters) -> Scores:
 
 
 def softmax(costs: Column, can: Flags, temperature: float) -> Column:
-    """Chances that add up to 1 over the rows that can be picked; 0 for the others."""
+    """Chances by cost, as `score` has them: their sum is 1; 0 for rows that can't be picked."""
     chances = np.zeros(len(costs))
     if can.any():
         pickable = costs[can]

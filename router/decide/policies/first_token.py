@@ -11,7 +11,7 @@ from router.fleet.table import Column
 HOST_RATE = 400_000.0
 """Tokens a second from the host's memory to the device: 128 KiB a token over 50 GB/s."""
 DISK_RATE = 80_000.0
-"""And from disk: over 10 GB/s."""
+"""Tokens a second from disk to the device: 128 KiB a token over 10 GB/s."""
 
 
 class FirstToken(NamedTuple):
@@ -33,10 +33,10 @@ class FirstToken(NamedTuple):
 def first_token(
     rows: Candidates, host_rate: float = HOST_RATE, disk_rate: float = DISK_RATE
 ) -> FirstToken:
-    """Queue, cache load and computation.
+    """Predicts for each row the seconds of queue, cache load and computation.
 
-    wait_s    = until the prompts under way there are computed, and as many of middling length
-                as others have waiting there
+    wait_s    = until the worker has computed the prompts under way there, and a prompt of mean
+                length for each request that others have waiting there
     load_s    = host_tokens / host_rate + disk_tokens / disk_rate, never more than the time to
                 compute them again
     prefill_s = work / rate, as router/fleet/rates.py counts and measures

@@ -2,9 +2,9 @@
 
     def score(rows: Candidates) -> costs, one a row, lower is better; or Scores
 
-It reads the columns of router/decide/policies/candidates.py, and is called once a decision, on the
-event loop: it must not wait for anything. What it does wrong ends in PolicyFailed, never in a
-crash; the core then decides by the default policy, and counts.
+The function reads the columns of router/decide/policies/candidates.py, and is called once a
+decision, on the event loop: it must not wait for anything. Its exceptions and unusable scores end
+in PolicyFailed; the decider then uses `dynamo-adaptive`, and counts the failure.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,10 @@ class PolicyFailed(Exception):
 
 
 def own_policy(name: str, where: str) -> Policy:
-    """A function as a policy; see own_function."""
+    """Makes a policy of the operator's function named module:function; raises ConfigError.
+
+    where: the configuration's key that names it.
+    """
     function = own_function("policy", name, where)
     summary = (function.__doc__ or "a function of the operator's").strip().splitlines()[0]
     return Policy(
@@ -82,13 +85,16 @@ def _check(scores: Scores, rows: Candidates) -> None:
     for name, column in columns.items():
         if column.shape != (len(rows),):
             raise PolicyFailed(
-                Failure.SHAPE, f"{name} have shape {column.shape} for {len(rows)} rows"
+                Failure.SHAPE,
+                f"{name} have shape {column.shape} for {len(rows)} rows; expected a number a row",
             )
         if not np.isfinite(column).all():
             raise PolicyFailed(Failure.NOT_A_NUMBER, f"{name} are not all finite numbers")
     if not np.isfinite(list(scores.shared_terms.values())).all():
-        raise PolicyFailed(Failure.NOT_A_NUMBER, "terms are not all finite numbers")
+        raise PolicyFailed(Failure.NOT_A_NUMBER, "shared terms are not all finite numbers")
     if scores.chances is not None:
         can = rows.can_take
         if (scores.chances < 0).any() or (can.any() and not scores.chances[can].any()):
-            raise PolicyFailed(Failure.NOT_A_NUMBER, "chances are below 0, or 0 for all")
+            raise PolicyFailed(
+                Failure.NOT_A_NUMBER, "chances are below 0, or 0 for all rows that can be picked"
+            )

@@ -10,7 +10,7 @@ from router.decide.policies.policy import Parameters, Policy, Scores
 from router.fleet.topology import BEYOND
 
 NO_ROOM = 1e3
-"""Further than any cost of a worker that has room."""
+"""Cost of a worker without room for the request, above any cost of a worker with room."""
 
 
 def prefill_queue(rows: Candidates, _: Parameters) -> Scores:
@@ -18,9 +18,9 @@ def prefill_queue(rows: Candidates, _: Parameters) -> Scores:
 
         cost = prefill_tokens_active + new_tokens
 
-    prefill_tokens_active: of prompts that were sent there before. new_tokens: of this one, less
-    what is cached. Both in tokens, so the cache wins as long as the queue before it is shorter than
-    what it saves.
+    prefill_tokens_active: tokens still to compute of prompts sent there before. new_tokens: tokens
+    of this prompt that are not cached there. So a worker with the cache is picked as long as its
+    queue is longer by less than the cache saves.
     """
     ahead, new = rows.prefill_tokens_active, rows.new_tokens
     return Scores(ahead + new, {"prefill_tokens_active": ahead, "new_tokens": new})
@@ -40,7 +40,7 @@ class RoomParameters(Parameters, frozen=True):
         ),
     ] = 0.05
     slots_unknown: Annotated[
-        float, Meta(ge=1, description="slots of a worker whose number of slots is unknown")
+        float, Meta(ge=1, description="number of slots assumed for a worker that names none")
     ] = 256.0
 
 
@@ -49,15 +49,15 @@ def decode_room(rows: Candidates, parameters: RoomParameters) -> Scores:
 
         need     = blocks of the prompt that are not in use there yet, and of the output expected
         kv_share = (active_blocks + need) / total_blocks        (0 where the total is unknown)
-        batch    = active_slots / total_slots                   (of slots_unknown, where unknown)
+        batch    = active_slots / total_slots                   (slots_unknown where unknown)
         way      = (1 + kv_distance) / 4 * new_tokens / prompt_tokens
         no_room  = 1 where need > free_blocks
         cost     = kv_share + batch + way_weight (0.05) * way + 1000 * no_room
 
     kv_distance: from where the KV cache is: 0 the same host, or nothing to fetch; 1 the same rack,
     2 the same cluster, 3 beyond or unknown (router/fleet/topology.py). What is cached on a worker
-    does not travel. A request takes about 0.01 of a worker, so that by way_weight a step of the way
-    is worth one request more in the batch.
+    does not travel. A request takes about 0.01 of a worker, so that by way_weight a step of
+    kv_distance costs as much as one more request in the batch.
 
     Source: ours; Mooncake's Conductor picks decode workers near the KV cache with room for it, too.
     """

@@ -20,22 +20,22 @@ class Scores:
     """The costs that a policy gives its candidates, and their terms."""
 
     costs: Column
-    """A cost a row, finite; the lowest that is not excluded is picked. Ties go at random, or in
-    turn for requests that name a session (Decider)."""
+    """A cost a row, finite; the lowest that is not excluded is picked. Of equal ones a random row
+    is, or, for requests that name a session, the worker picked longest ago."""
     row_terms: Mapping[str, Column] = field(default_factory=dict)
     """Terms of each row's cost, for receipts."""
     shared_terms: Mapping[str, float] = field(default_factory=dict)
     """Terms that all rows share, such as the mean load."""
     chances: Column | None = None
-    """A chance a row, at least 0, and above 0 for a row that can be picked: the pick is drawn by
-    them, not by the costs. None: the lowest cost is picked."""
+    """A chance a row, at least 0, and above 0 for some row that can be picked: the pick is drawn
+    by the chances, not by the costs. None: the lowest cost is picked."""
     ttft_s: Column | None = None
-    """Seconds to the first token, a row, by a policy that predicts them."""
+    """Predicted seconds to the first token, a row; None: the policy predicts none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Policy:
-    """An entry of the table of policies."""
+    """A policy: an entry of POLICIES, or a function of the operator's own."""
 
     name: str
     summary: str
@@ -47,7 +47,7 @@ class Policy:
     """Whether the policy reads how long prompts under way will take (router/fleet/rates.py), or
     workers' working sets (working_set.py): its picks are noted in both."""
     invests: bool = False
-    """Whether it reads what a prompt computes for later ones (shared_prefixes.py); timed, too."""
+    """Whether the policy reads invested tokens (shared_prefixes.py); such a policy is timed."""
     draws: bool = False
     """Whether its picks are drawn by chances, so that costs decide nothing."""
     affinity_bonus: float = 0.0

@@ -15,9 +15,10 @@ def score(rows: Candidates, _: Parameters) -> Scores:
         chance = (workers with more slots in use + half of the others that have as many) / pairs
 
     Two different workers out of n are drawn, each pair as likely as another: n * (n - 1) / 2 pairs.
-    A worker is picked if the other one of its pair is busier, and by a coin if it is as busy. So
-    the chance of each is known without drawing, and the core draws once. The busiest of three or
-    more, if it is alone, has none. A single worker always is picked.
+    A worker is picked if the other worker of its pair is busier, and in half of the cases if that
+    is as busy. So the chance of each worker is known without drawing pairs, and the core draws
+    once. The busiest of three or more has chance 0, if no other is as busy. A single worker always
+    is picked.
 
     Source: M. Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, 2001.
     """

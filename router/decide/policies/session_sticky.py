@@ -25,7 +25,7 @@ class StickyParameters(Parameters, frozen=True):
 
 
 def score(rows: Candidates, parameters: StickyParameters) -> Scores:
-    """Cost that keeps a session on its worker, unless that has more than its share of requests.
+    """Cost that keeps a session on its worker, unless that has its share of requests already.
 
         cost = distance + over
         distance = 0 where the session's last request went, as far as this replica knows; else
@@ -34,10 +34,10 @@ def score(rows: Candidates, parameters: StickyParameters) -> Scores:
         share = ceil(load_factor (1.25) * (all active_slots + 1) / workers)
 
     key is the session's id; without one, the prompt's first block. Workers, and all active_slots,
-    are those that can be picked; less than 0 slots count as 0. Each key has an order of workers of
-    its own, which no other worker's coming or going changes: a worker that leaves, or is over its
-    share, gives its keys to all others evenly, and gets them back: but for sessions that have gone
-    on elsewhere meanwhile, since that is where their KV cache is.
+    are those that can be picked; less than 0 slots count as 0. Each key puts the workers in an
+    order of its own, which stays as other workers come and go. So the keys of a worker that leaves,
+    or is over its share, go to all others evenly, and come back to it later, except those of
+    sessions that went on at another worker, which has their KV cache since.
 
     Source: rendezvous hashing (Thaler, Ravishankar 1998); the bound is that of V. Mirrokni, M.
     Thorup, M. Zadimoghaddam, Consistent Hashing with Bounded Loads, 2016: a bin holds at most
@@ -62,7 +62,7 @@ def score(rows: Candidates, parameters: StickyParameters) -> Scores:
 
 
 def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """64 bits of which each depends on all that came in (the finalizer of SplitMix64)."""
+    """Hashes numbers: each bit of a hash depends on all 64 of its number (end of SplitMix64)."""
     with np.errstate(over="ignore"):
         numbers = (numbers ^ numbers >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
         numbers = (numbers ^ numbers >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""Time to the first token, in seconds, by rates learned from each worker. Ours."""
+"""Policy `ttft`: seconds to the first token, by rates learned from each worker. Ours."""
 
 from typing import Annotated
 
@@ -59,7 +59,7 @@ def score(rows: Candidates, parameters: TtftParameters) -> Scores:
         cost      = ttft_s + room_s + keep (1) * evicted_share * prefill_s
                     + crowding (0.6) * crowded_s + stall (0.06) * stalled_s + tokens (25) * tpot_s
         ttft_s    = wait_s + load_s + prefill_s
-        wait_s    = until the prompts under way there are computed
+        wait_s    = until the worker has computed the prompts under way there
         prefill_s = work / rate
         load_s    = from host or disk to the device    (these three: first_token.py)
         room_s    = stay_s (5)  where fewer blocks are free than the prompt needs, else 0
@@ -67,19 +67,20 @@ def score(rows: Candidates, parameters: TtftParameters) -> Scores:
         stalled_s = active_slots * prefill_s
         tpot_s    = predicted time between tokens (Candidates.tpot_s); FULL_TPOT_S * load for
                     all rows, as long as some row's is unknown
-        evicted_share = how much of the blocks that it adds has no place beside the worker's
+        evicted_share = share of the request's new blocks that have no place beside the worker's
                     working set, from 0 to 1 (Candidates.evicted_share)
 
     All in seconds, of which only differences matter: what all workers hold alike decides nothing.
 
-    ttft_s and room_s are this request's own: an engine begins no prompt that does not fit beside
-    those which run. The other terms are what it does to others. evicted_share: a token that takes
-    the place of a token used a minute ago will have that token computed again; a token that takes a
-    free or an old place costs nothing. So a request that lost its cache on a crowded worker goes
-    where there is room, and does not crowd others out in turn. crowded_s: its tokens join the steps
-    of those before it, which become longer. stalled_s: nobody there gets a token while it is
-    computed, which is time between tokens and weighs less. tpot_s: its own tokens come the slower,
-    and make those of others slower, the more requests run there and the more cache they read.
+    ttft_s and room_s are delays of this request: an engine begins no prompt whose blocks don't fit
+    beside those of running requests. The other terms are delays of other requests. evicted_share: a
+    token that takes the place of a token used a minute ago will have that token computed again; a
+    token that takes a free or an old place costs nothing. So a request that lost its cache on a
+    crowded worker goes to a worker with space, and does not evict others' blocks in turn.
+    crowded_s: the prompt's tokens join the steps of earlier prompts, which become longer.
+    stalled_s: no running request there gets a token while the prompt is computed, a delay between
+    tokens, which weighs less. tpot_s: the more requests run there and the more cache they read, the
+    slower come the tokens of this request and, because of it, of theirs.
 
     Source: ours. Workers without reports all have the configured rate.
     """

@@ -197,7 +197,7 @@ class TestTooLong:
         assert refusal.reason is Reason.PROMPT_TOO_LONG
         assert refusal.message == (
             "the prompt has 300 tokens and fits no worker with its expected output;"
-            " the longest takes 200"
+            " the longest context is 200 tokens"
         )
 
     def test_too_long_for_all_that_the_request_allows_is_so_too(self, fleet: Fleet) -> None:
