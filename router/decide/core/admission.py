@@ -225,7 +225,7 @@ class Admission:
         left = ATTEMPTS_MAX
         for pool in self.queue.pools():
             unkept: dict[Narrowing | None, Objective] = {}
-            """By narrowing: objectives that no worker with room keeps, whatever the prompt."""
+            """Objectives that no worker with room keeps, whatever the prompt; by narrowing."""
             held = self.fleet_turns.held(pool, now_s)
             for waiter in self.queue.candidates(pool, self._core.fleet.room, now_s, held):
                 if not self._core.fleet.has_room(waiter.model) and not self._is_known(

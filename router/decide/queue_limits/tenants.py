@@ -30,7 +30,7 @@ class Tenants:
     def __init__(self, settings: TenantsSettings) -> None:
         self._in_flight: Counter[str] = Counter()
         self._buckets: dict[str, tuple[float, float]] = {}
-        """By tenant: tokens left, and as of when; the one charged least recently first."""
+        """Tokens left, and as of when, by tenant; the one charged least recently first."""
         self.configure(settings)
 
     def configure(self, settings: TenantsSettings) -> None:

@@ -34,7 +34,7 @@ class Service:
 
     def __init__(self) -> None:
         self._attained: dict[str, tuple[float, float]] = {}
-        """By tenant: weighted tokens, and as of when; the tenant served least recently in front."""
+        """Weighted tokens, and as of when, by tenant; the one served least recently in front."""
 
     def __len__(self) -> int:
         return len(self._attained)
