@@ -220,7 +220,7 @@ class OwnRelays:
         if ends:
             _, late = await asyncio.wait(ends, timeout=STOP_S)
             for task in late:
-                log.error("%s: it took over %g s; its process is ended", task.get_name(), STOP_S)
+                log.error("%s: not within %g s; its process is ended", task.get_name(), STOP_S)
         if self._process is not None:
             await self._process.stop()
         await asyncio.gather(*ends)

@@ -148,7 +148,7 @@ class KubernetesDiscovery:
     ) -> None:
         """copied_labels: names of pods' labels that their workers have, too. Raises NoApi."""
         if bool(settings.selector) == bool(settings.pool):
-            raise NoApi("discovery.kubernetes: set either selector or pool, and not both")
+            raise NoApi("discovery.kubernetes needs either a selector or a pool, and not both")
         self.settings = settings
         self._hands = hands
         self._clock = clock
