@@ -1,11 +1,11 @@
-"""Times, lengths and objectives of answers, by the model and role of their workers. Pure.
+"""Counts the times, lengths and objectives of answers, by the model and role of workers. Pure.
 
-Of a pair, the first token counts for the prefill worker, and the rest for the decode worker. An
-answer counts as far as its caller reports it: the time to the first token by PREFILL_DONE, the time
-between tokens where it says something (router/fleet/token_times.py), the tokens by FINISHED.
+The first token of a pair counts for its prefill worker, all else for its decode worker. A number is
+counted when the caller reports it: the time to the first token with PREFILL_DONE, the length with
+FINISHED, and with it the time between tokens, if that is measured (router/fleet/token_times.py).
 
-Law: POOLS_MAX pairs of a model and a role are counted apart, the first that have an answer; later
-ones together.
+Law: POOLS_MAX combinations of model and role are counted apart, those that have an answer first;
+all others are counted together.
 """
 
 from dataclasses import dataclass, field
@@ -16,16 +16,16 @@ from router.fleet.reservations.reservations import Reservation
 
 POOLS_MAX = 64
 OTHER_POOL = ("other", "other")
-"""Name in metrics of all later pairs together."""
+"""Model and role, in metrics, of all combinations past POOLS_MAX together."""
 LENGTHS = tuple(1 << power for power in range(4, 20))
-"""Upper bounds of buckets, in tokens: 16 to 524,288."""
+"""Upper bounds of the buckets of answers' lengths, in tokens: 16 to 524,288."""
 TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 TPOT_S = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 
 
 @dataclass(slots=True)
 class PoolAnswers:
-    """Answers of the workers of one model and role."""
+    """Counts of the answers of the workers of one model and role."""
 
     ttft_s: Histogram = field(default_factory=lambda: Histogram(TTFT_S))
     """Seconds from arrivals to first tokens, waits in the queue included."""
@@ -33,19 +33,19 @@ class PoolAnswers:
     """Mean seconds between the tokens of answers."""
     tokens: Histogram = field(default_factory=lambda: Histogram(LENGTHS))
     ttft_objectives: list[int] = field(default_factory=lambda: [0, 0])
-    """Those that were missed, and kept,"""
+    """Requests that missed, and that kept, their objective for the time to the first token."""
     tpot_objectives: list[int] = field(default_factory=lambda: [0, 0])
-    """and likewise."""
+    """Requests that missed, and that kept, their objective for the time between tokens."""
 
 
 class Answers:
-    """The answers of all pools since the start."""
+    """Counts of the answers of all models and roles since the router's start."""
 
     def __init__(self) -> None:
         self.by_pool = {OTHER_POOL: PoolAnswers()}
 
     def on_first(self, worker: Heartbeat, reservation: Reservation, now_s: float) -> None:
-        """Counts a first token. worker: it computed the prompt."""
+        """Counts a first token. worker: heartbeat of the worker that computed the prompt."""
         pool, objective = self._of(worker), reservation.objective
         pool.ttft_s.add(now_s - reservation.opened_at_s + reservation.waited_s)
         if objective is not None and objective.ttft_s is not None:
@@ -54,7 +54,8 @@ class Answers:
     def on_finished(
         self, worker: Heartbeat, reservation: Reservation, tpot_s: float | None
     ) -> None:
-        """Counts a whole answer. tpot_s: mean seconds between its tokens; None: it says nothing."""
+        """Counts a finished answer. worker: heartbeat of its worker. tpot_s: mean seconds between
+        its tokens; None: not measured."""
         pool, objective = self._of(worker), reservation.objective
         if reservation.output_tokens:
             pool.tokens.add(reservation.output_tokens)

@@ -1,19 +1,19 @@
 """Which workers of a pool have KV blocks for a whole request, prompt and expected output.
 
-    short   if  need > left
+    too few if  need > left
     enough  if  need + others <= left
     else    enough if prompt + growth <= left
 
-    left    blocks that picks may promise, less those in use and reserved; what is guessed of
-            replicas' newest picks makes a worker dearer, but takes none of them
+    left    blocks that picks may promise, less those in use and reserved; a guess of other
+            replicas' newest picks (WorkerLoad.unheard) is not subtracted
     need    blocks of the prompt and of the expected output, less those of the prompt's start that
-            open requests of this router use there, which the request shares
-    prompt  the same without the output
-    others  blocks of all that is expected of open requests there
+            this router's open requests on the worker use already, which the request shares
+    prompt  `need` without the output
+    others  blocks of the outputs expected of open requests on the worker
     growth  blocks by which answers, the request's own included, outgrow what they hold now before
             one of them ends (router/fleet/reservations/outputs.py)
 
-Requests of other replicas are taken to be like ours on the same worker. The idea is that of Chitu's
+Requests of other replicas count as like ours on the same worker. The idea is that of Chitu's
 scheduler, which simulates the blocks ahead before it admits a task. Pure.
 """
 
@@ -27,15 +27,15 @@ from router.fleet.reservations.load import WorkerLoad
 from router.request.prompt import Prompt
 
 SIMULATED_MAX = 16
-"""Workers whose blocks are looked at step by step for one request: 20 us each. Of others that are
-neither short nor certain to have enough, none is picked."""
+"""Workers that are simulated (`settle`) for one request at most, 20 us each. Past it, only a worker
+that certainly has enough is picked."""
 
 
 class BlocksAhead:
-    """Free KV blocks of the workers of one pool, held against the needs of one request.
+    """Compares the free KV blocks of a pool's workers with the needs of one request.
 
-    Most picked workers have enough, so a worker is computed when it is picked, and the others only
-    where it has too few.
+    Most picked workers have enough. So only the picked worker is checked at first, and the others
+    only if it has too few.
     """
 
     def __init__(
@@ -46,16 +46,16 @@ class BlocksAhead:
         output_tokens: int,
         promised: Callable[[int], float],
     ) -> None:
-        """promised: KV blocks that picks may reserve of the worker in each slot; NaN where unknown,
-        which is enough for any request.
+        """promised: returns the KV blocks that picks may reserve of the worker in a slot of the
+        index; NaN: unknown, which is enough for any request.
         """
         self._pool, self._loads = pool, loads
         self._prompt, self._output_tokens, self._promised = prompt, output_tokens, promised
         rows = len(pool)
         self.short = np.zeros(rows, np.bool_)
-        """Workers that have too few, of those looked at."""
+        """True for each row whose worker was checked and has too few blocks."""
         self.unsure = np.zeros(rows, np.bool_)
-        """Workers that `settle` has to look at."""
+        """True for each row that only `settle` can decide."""
         self._seen = np.zeros(rows, np.bool_)
         self._left = np.zeros(rows)
         self._prompt_blocks = np.zeros(rows)
@@ -80,7 +80,7 @@ class BlocksAhead:
         if load is None or not size:
             return
         tokens = self._prompt.token_count
-        # What is guessed of other replicas takes none of them.
+        # Without the guess of other replicas' newest picks (WorkerLoad.unheard).
         left = self._promised(source.slot) - load.active_blocks()
         shared = load.in_use(self._prompt.prefixes(size)) if load.requests else 0
         need = -(-(tokens + self._output_tokens) // size) - shared
@@ -92,7 +92,8 @@ class BlocksAhead:
             self.unsure[row] = need + load.outputs.tokens / size * load.of_all() > left
 
     def settle(self, row: int, now_s: float) -> bool:
-        """Whether a worker that `unsure` names has enough blocks; if not, it is marked short."""
+        """Whether the worker of a row that is marked in `unsure` has enough blocks, by simulating
+        its answers; if not, the row is marked in `short`."""
         source = self._pool.sources[row]
         load, size = self._loads[source.key], heartbeat_of(source).block_size
         held = load.external_blocks * size

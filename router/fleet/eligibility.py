@@ -15,14 +15,14 @@ from router.request.request import Request, Role
 DRAINED = "drained"
 TOO_LONG = "prompt too long"
 NOT_A_NUMBER = "cost is not a number"
-"""The policy's doing, which another one may not do."""
+"""Reason of a row to which the policy gave the cost NaN; another policy may give it a number."""
 LORA_ELSEWHERE = "another worker has the LoRA loaded"
 KEPT_MAX = 64
-"""Exclusions that are kept, and LoRAs of a pool: 8 KB each, of 1,000 workers."""
+"""Results that Exclusions keeps, and LoRAs that Loras keeps: 8 KB each, of 1,000 workers."""
 NARROWING_MAX = 64
-"""Workers and labels that a request names, where its exclusions are kept for the next one."""
+"""Most workers and labels that a request may name for its exclusions to be kept for later ones."""
 OUTPUT_TOKENS_MAX = 4096
-"""Largest expected output of a request that counts, in tokens."""
+"""Bound on a request's expected output, in tokens; a larger expectation counts as this."""
 
 
 class Barred:
@@ -47,7 +47,7 @@ class Barred:
 
     @classmethod
     def of(cls, reasons: Sequence[str]) -> "Barred":
-        """reasons: for each row, empty where it may be picked."""
+        """The barred rows by the reason of each row; an empty reason: the row may be picked."""
         counts = Counter(filter(None, reasons))
         mask = np.array([bool(reason) for reason in reasons], np.bool_) if counts else None
         return cls(mask, counts, lambda: reasons)
@@ -64,7 +64,7 @@ class Barred:
         return np.ones(rows, np.bool_) if self.mask is None else ~self.mask
 
     def narrowed(self, to: Flags, otherwise: str) -> "Barred":
-        """The same, and all rows but some are barred for one more reason."""
+        """These barred rows, and all others where `to` is False, barred for reason `otherwise`."""
         others = ~to if self.mask is None else ~(to | self.mask)
         count = int(np.count_nonzero(others))
         if not count:
@@ -86,10 +86,11 @@ class Exclusions:
     """
 
     def __init__(self, drained: Collection[str]) -> None:
-        """drained: ids of drained workers, a set that its owner changes."""
+        """drained: ids of drained workers, which its owner may change between calls."""
         self._drained = drained
         self._kept: dict[Hashable, tuple[Pool, Barred]] = {}
-        """What a request wants -> the last pool that it was looked up in, and what is barred."""
+        """A request's model, role, block size and narrowing -> the last pool for it, and the rows
+        barred there."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -118,7 +119,7 @@ class Exclusions:
 
 def answering_first(barred: Barred, last: Sequence[str]) -> Barred:
     """Adds workers of the last resort to the barred rows, if any other worker may be picked, or
-    could be if it had room. last: see Matched.
+    could be if it had room. last: for each row, why it is a last resort; empty: it answers.
     """
     if not any(last):
         return barred
@@ -131,6 +132,7 @@ def answering_first(barred: Barred, last: Sequence[str]) -> Barred:
 def loaded_first(barred: Barred, lora_name: str, pool: Pool, full: Column) -> Barred:
     """Adds workers that would have to load the LoRA to the barred rows, while a worker that lists
     it may be picked and has room: a load costs time, and may evict another LoRA that is in use.
+    full: for each row, 0 where the worker has room.
     """
     of_lora = pool.made(Loras).of(lora_name)
     if of_lora is None:
@@ -171,7 +173,7 @@ def would_load(heartbeat: Heartbeat, lora_name: str) -> bool:
 
 
 def too_long(request: Request, output_tokens: int, heartbeat: Heartbeat) -> bool:
-    """Whether prompt and expected output go beyond what the engine takes."""
+    """Whether prompt and expected output together exceed the engine's max_model_len, if known."""
     tokens = request.prompt.token_count + output_tokens
     return heartbeat.max_model_len > 0 and tokens > heartbeat.max_model_len
 

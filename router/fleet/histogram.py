@@ -9,9 +9,9 @@ class Histogram:
     """Counts of values by their size, and their sum."""
 
     bounds: tuple[float, ...]
-    """Upper bounds of the buckets, each within its bucket."""
+    """Upper bounds of the buckets, inclusive and ascending."""
     counts: list[int] = field(init=False)
-    """Values in each bucket, and above the last bound."""
+    """Number of values in each bucket, and above the last bound."""
     total: float = 0.0
 
     def __post_init__(self) -> None:

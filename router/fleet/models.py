@@ -4,7 +4,7 @@ from events.plane.facts import Heartbeat
 from router.config.settings.configurations import ModelSettings
 
 MODELS_MAX = 10_000
-"""Names remembered after their last worker went."""
+"""Served names that are remembered; further names are not."""
 
 MODEL_MEMORY_S = 300.0
 """Seconds for which requests for a model that lost its last worker get UNAVAILABLE, so that their
@@ -27,7 +27,7 @@ class Models:
         self.seen: dict[str, float] = {}
         """Name -> when a worker last said that it serves it."""
         self._seen_whole: dict[str, float] = {}
-        """The same of models and their aliases, without LoRAs."""
+        """Name of a model, or alias -> when a worker last said that it serves it; without LoRAs."""
 
     def names(self, model: str) -> tuple[str, ...]:
         """All names of a model, the canonical one first."""

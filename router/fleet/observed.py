@@ -1,26 +1,25 @@
-"""What this router would make of requests that another router serves, beside what the engines say
-of today: tokens from caches, and the time to the first token. Pure.
+"""Estimates what this router would reach with requests that another router serves, beside what the
+engines count today: tokens from caches, and the time to the first token (TTFT). Pure.
 
-Engines count what they took from their caches, and their first tokens; nothing of it is of one
-request. So the first token of this router's picks is estimated by a model of the engines, each of
-which computes its prompts one after the other:
+Engines count tokens from their caches and first tokens, but not for each request. So the TTFT of
+this router's picks is estimated by a model of the engines, each of which computes its prompts one
+after the other:
 
-    seconds = work / rate        (router/fleet/rates.py has the work)
+    seconds = work / rate        (router/fleet/rates.py defines work)
 
-`rate` is that at which a round robin of the same requests, each with today's share of cached
-tokens, has the mean first token that the engines count. At that rate the same requests, each at
-the worker of this router's choice with the tokens that its cache lacks, have the estimated one;
-and what a worker would still have to compute there is load that the next pick weighs, as if it
-were reserved.
+`rate` is the rate at which a round robin of the same requests, each with today's share of cached
+tokens, has the mean TTFT that the engines count. At that rate, the same requests at the workers
+that this router picked, with the tokens that those workers' caches lack, give the estimate. Prompts
+that such a worker would still have to compute are load for the next pick, as if reserved.
 
-How far the model can be wrong is checked on today: the mean of the next SLICE_FIRST_TOKENS is
-predicted at the rate of all before them, and compared with what the engines count.
+The model is checked on what the engines count today: the mean TTFT of the next SLICE_FIRST_TOKENS
+first tokens is predicted at the rate of all before them, and compared with the counted one.
 
 Laws:
-- a counter that fell is an engine that started again: what it shows is what it did since;
-- every rate of RATES is followed at once, so that no request is kept;
-- memory: RATES numbers twice a worker, and once a model, which go with their workers; the last
-  PROMPTS_MAX prompts.
+- a counter that fell is that of an engine that started again: its value counts from 0;
+- sums are kept for every rate of RATES, so that no request is remembered to compute them again;
+- memory: three arrays of RATES' length for each worker and one for each model, forgotten with the
+  workers; the last PROMPTS_MAX prompts.
 """
 
 from collections import deque
@@ -37,17 +36,17 @@ from router.fleet.rates import work
 Numbers = npt.NDArray[np.float64]
 
 RATES = np.geomspace(100.0, 10_000_000.0, 64)
-"""Tokens of work a second of an engine; a step is 1.2 times the one before."""
+"""Rates of an engine that are tried, tokens of work a second; each is 1.2 times the one before."""
 _LOG_RATES = np.log(RATES)
 SLICE_FIRST_TOKENS = 32
 CHECKS_MIN = 3
-"""Slices that are compared before their error is shown."""
+"""Compared slices from which on their error is shown."""
 PROMPTS_MAX = 128
-"""Prompts of which a block that was stored just now may be."""
+"""Last observed prompts that are remembered, to which a newly stored block may belong."""
 _COUNTERS = ("prefix_query_tokens", "prefix_hit_tokens", "first_tokens", "first_token_seconds")
 """Counters of a worker's engine (events/engines/numbers.py), in the order of `Today`."""
 _SHARE = "cache_hit_rate"
-"""Number of engines that count no tokens."""
+"""Name of the share of cached tokens, for engines that do not count them."""
 
 
 def _no_seconds() -> Numbers:
@@ -63,9 +62,9 @@ class Today:
     first_tokens: float = 0.0
     first_token_s: float = 0.0
     shares: float = 0.0
-    """Sum of the shares that engines reported in place of tokens,"""
+    """Sum of the shares of cached tokens in heartbeats of engines that count no tokens."""
     share_count: int = 0
-    """and their number."""
+    """Number of the shares in that sum."""
 
     def cached_share(self) -> float | None:
         """Share of prompt tokens that came from caches; None: the engines don't say."""
@@ -90,16 +89,16 @@ class ObservedWorker:
     picks: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Tokens of these that were usable in the worker's cache."""
+    """The part of prompt_tokens that was usable in the worker's cache at the picks."""
     today: Today = field(default_factory=Today)
     timed: int = 0
-    """Picks in `ttft_s`."""
+    """Number of picks in `ttft_s`."""
     ttft_s: Numbers = field(default_factory=_no_seconds)
-    """Their estimated first tokens in sum, at each of RATES."""
+    """Sum of the picks' estimated seconds to the first token, at each of RATES."""
     free_s: Numbers = field(default_factory=_no_seconds)
-    """When its prompts would be computed, at each of RATES."""
+    """Unix time at which the prompts of all picks would be computed, at each of RATES."""
     counters: Mapping[str, float] | None = None
-    """Its engine's, as they were last; None: no heartbeat came since it is observed."""
+    """The engine's counters in its last heartbeat; None: none came since the first pick."""
 
 
 @dataclass(slots=True)
@@ -110,47 +109,49 @@ class ObservedModel:
     timed: int = 0
     ttft_s: Numbers = field(default_factory=_no_seconds)
     free_s: list[Numbers] = field(default_factory=list)
-    """When each worker's prompts would be computed, at each of RATES."""
+    """Unix time at which each worker of the round robin would have computed its prompts, at each of
+    RATES."""
     slice_from: tuple[float, float, int, Numbers | None] = (0.0, 0.0, 0, None)
-    """first_tokens, first_token_s, timed and ttft_s at the beginning of the slice; None: it is the
-    first one."""
+    """first_tokens, first_token_s, timed and ttft_s at the beginning of the slice; ttft_s is None
+    in the first slice."""
     wrong_s: float = 0.0
-    """Errors of the predicted means of slices, in sum over their first tokens,"""
+    """Sum of the compared slices' errors, |predicted - counted| seconds of all first tokens."""
     checked_s: float = 0.0
-    """these first tokens,"""
+    """Sum of the compared slices' counted seconds to first tokens."""
     checks: int = 0
-    """and the number of such slices."""
+    """Number of compared slices."""
 
     def log_rate(self) -> float | None:
-        """Logarithm of the rate that makes today's mean; None: the engines don't say it."""
+        """Logarithm of the rate at which the round robin has the mean time to the first token that
+        the engines count; None: they don't count it."""
         ttft_s = self.today.ttft_s()
         if not ttft_s or not self.timed:
             return None
         return float(np.interp(-np.log(ttft_s), -np.log(self.ttft_s / self.timed), _LOG_RATES))
 
     def error(self) -> float | None:
-        """The mean error of predicted means of today's first token, as a share of them; None: too
-        few were checked."""
+        """Mean error of the predicted times to the first token, as a share of the counted times;
+        None: fewer than CHECKS_MIN slices were compared."""
         return self.wrong_s / self.checked_s if self.checks >= CHECKS_MIN else None
 
 
 class Observed:
-    """The requests of this router that another one serves."""
+    """The requests that this router decides about while another router serves them."""
 
     def __init__(self) -> None:
         self.picks = 0
         self.at_s = -inf
-        """When the last one was decided."""
+        """When the last observed request was decided."""
         self.workers: dict[WorkerKey, ObservedWorker] = {}
         self._models: dict[str, ObservedModel] = {}
         self._prompts: deque[HashArray] = deque(maxlen=PROMPTS_MAX)
 
     def on_prompt(self, prefixes: HashArray) -> None:
-        """Takes the prefixes of a request that was decided."""
+        """Remembers the prefixes of an observed request."""
         self._prompts.append(prefixes)
 
     def shared_blocks(self, prefixes: HashArray) -> int:
-        """Blocks with which a prompt begins as an earlier one does, whose they may be."""
+        """Number of a prompt's leading blocks that an earlier observed prompt begins with, too."""
         return max((_common(prefixes, earlier) for earlier in self._prompts), default=0)
 
     def on_pick(
@@ -162,8 +163,8 @@ class Observed:
         cached_tokens: int,
         now_s: float,
     ) -> None:
-        """Counts a request. key: the worker that would compute its prompt, of so many that might;
-        cached_tokens: usable there. model: of the worker, by its first name."""
+        """Counts an observed request. key: the worker that would compute its prompt; workers: how
+        many could. cached_tokens: usable at that worker. model: the first name of its model."""
         self.picks += 1
         self.at_s = now_s
         worker = self._worker(key, model)
@@ -184,7 +185,8 @@ class Observed:
         worker.ttft_s += _served(worker.free_s, now_s, new_tokens, prompt_tokens)
 
     def on_heartbeat(self, key: WorkerKey, model: str, numbers: Mapping[str, float]) -> None:
-        """Takes what a worker's engine counts."""
+        """Adds what a worker's engine has counted since its last heartbeat. numbers: its counters
+        and shares by name."""
         of_model = self._models.get(model)
         if of_model is None:
             return
@@ -210,7 +212,7 @@ class Observed:
         self._models = {name: model for name, model in self._models.items() if name in served}
 
     def ahead(self, workers: Sequence[WorkerKey], now_s: float) -> Numbers:
-        """Tokens that each worker would have to compute yet, of requests that would be there."""
+        """Tokens that each worker would still have to compute, had it got this router's picks."""
         tokens = np.zeros(len(workers))
         rates: dict[str, int] = {}
         for row, key in enumerate(workers):
@@ -224,20 +226,20 @@ class Observed:
         return tokens
 
     def _place(self, model: str) -> int:
-        """The place in RATES of a model's rate; -1: it is not known."""
+        """Index in RATES of the rate nearest to a model's; -1: the model's rate is not known."""
         known = self._models.get(model)
         log_rate = None if known is None else known.log_rate()
         return -1 if log_rate is None else int(np.abs(_LOG_RATES - log_rate).argmin())
 
     def ttft_s(self, worker: ObservedWorker) -> float | None:
-        """Mean estimated first token of the picks of a worker; None: unknown."""
+        """Mean estimated seconds to the first token of a worker's picks; None: unknown."""
         model = self._models.get(worker.model)
         if not worker.timed or model is None or (log_rate := model.log_rate()) is None:
             return None
         return _at(log_rate, worker.ttft_s / worker.timed)
 
     def ttft_error(self, worker: ObservedWorker) -> float | None:
-        """See ObservedModel.error."""
+        """Mean error of such estimates for a worker's model; see ObservedModel.error."""
         model = self._models.get(worker.model)
         return None if model is None else model.error()
 
@@ -249,7 +251,8 @@ class Observed:
 
 
 def _common(prefixes: HashArray, earlier: HashArray) -> int:
-    """Equal prefixes with which both begin. A prefix is equal only where all before it are."""
+    """Number of leading prefixes that two prompts share. A prefix is equal only where all before it
+    are, so a binary search finds it."""
     least, most = 0, min(len(prefixes), len(earlier))
     while least < most:
         middle = (least + most + 1) // 2
@@ -261,7 +264,8 @@ def _common(prefixes: HashArray, earlier: HashArray) -> int:
 
 
 def _served(free_s: Numbers, now_s: float, new_tokens: float, prompt_tokens: int) -> Numbers:
-    """Seconds to the first token of a prompt that comes now, behind those that came before."""
+    """Seconds to the first token of a prompt that comes now, at each of RATES; adds its work to
+    free_s, the times at which the worker has computed all prompts before it."""
     np.maximum(free_s, now_s, out=free_s)
     free_s += work(new_tokens, prompt_tokens) / RATES
     return free_s - now_s
@@ -274,12 +278,13 @@ def _grown(before: float | None, now: float | None) -> float:
 
 
 def _at(log_rate: float, seconds: Numbers) -> float:
-    """One of the numbers for all RATES, at a rate between two of them."""
+    """Seconds at a rate between two of RATES, interpolated from the seconds at each of RATES."""
     return float(np.exp(np.interp(log_rate, _LOG_RATES, np.log(seconds))))
 
 
 def _check(model: ObservedModel) -> None:
-    """Compares a slice's predicted with its counted first token at its end, and begins the next."""
+    """Once a slice is full, compares its predicted with its counted seconds to first tokens, and
+    begins the next slice."""
     today = model.today
     first_tokens, first_token_s, timed, ttft_s = model.slice_from
     count = today.first_tokens - first_tokens

@@ -1,7 +1,7 @@
-"""What few policies read of the workers: it is made when one of them reads it.
+"""Columns about workers that few policies read, made only when a policy reads them.
 
-What most decisions need is copied out of one table (router/fleet/pools.py). The rest costs time
-that a policy which does not read it should not pay for.
+The columns that most decisions need come from one table (router/fleet/pools.py). Those here cost
+time that a policy which does not read them should not pay for.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _TOTAL_BLOCKS = COLUMNS.index("total_blocks")
 
 
 class Further:
-    """What further columns are made of (router/decide/policies/candidates.py); changes nothing."""
+    """Makes such columns for Candidates (router/decide/policies/candidates.py); changes nothing."""
 
     def __init__(
         self,
@@ -34,14 +34,14 @@ class Further:
         working_sets: WorkingSets | None = None,
         shared_prefixes: SharedPrefixes | None = None,
     ) -> None:
-        """None: nothing is known of it."""
+        """A source that is None counts as empty: no sessions, working sets or shared prefixes."""
         self.rates = rates
         self._working_sets = WorkingSets() if working_sets is None else working_sets
         self.loads = loads
         self._sessions = Sessions(0.0, 0) if sessions is None else sessions
         self._shared = SharedPrefixes() if shared_prefixes is None else shared_prefixes
         self._topology: tuple[Pool, Topology] | None = None
-        """The topology of the last call's pool, as a rule the only pool."""
+        """The pool of the last call of `topology`, often the only pool, and its topology."""
 
     def session_row(self, pool: Pool, session_id: str) -> int:
         """The row of the worker that the session's last request went to; -1: none."""
@@ -62,7 +62,8 @@ class Further:
         prefixes: HashArray,
         now_s: float,
     ) -> Column | None:
-        """See SharedPrefixes.invested. table: the pool's columns."""
+        """Tokens that a prompt would invest on each worker; None: none on any. table: the pool's
+        columns; all else as for SharedPrefixes.invested."""
         if not longest:
             return None
 

@@ -1,19 +1,18 @@
 """Pools: the workers that serve a model, and the columns that a decision about them begins with.
 
 What heartbeats, streams and reservations say of a worker is written into columns when it changes,
-one place a slot of the index. So a decision over a thousand workers reads a few arrays, and not one
-object a worker.
+one place for each slot of the index. So a decision over a thousand workers reads a few arrays, and
+not one object a worker.
 
-Workers have two ranks of availability. First come those that beat, answer and are not ejected; a
-pool of them is all that most decisions see. The last resort is for a request that none of them may
-take, whether or not they have room: those that fell silent together, whose heartbeats can't be
-read, or that are ejected. Ejected ones come last: their fault is known, while silence
-may be none.
+A worker is *up* if it beats, answers and is not ejected; all others are *kept out*. Most decisions
+see a pool of workers that are up. The last resort is for a request that none of these may take,
+whether or not they have room: workers that fell silent together or whose heartbeats can't be read,
+and, after them, ejected workers. Their fault is known, while silence may be none.
 
 Laws:
-- after `refresh`, the columns say what view and loads say;
+- after `refresh`, the columns agree with the fleet view and the loads;
 - a worker of the last resort is in no pool of `live`;
-- an ejected worker is in no pool before the last one that is not empty.
+- an ejected worker is in the last pool of `last_resorts` alone.
 """
 
 from collections import Counter
@@ -55,7 +54,7 @@ _ACTIVE = [COLUMNS.index(column) for column in ("running", "waiting", "reserved"
 _ACTIVE_SLOTS, _TOTAL_SLOTS = COLUMNS.index("active_slots"), COLUMNS.index("total_slots")
 _ACTIVE_BLOCKS, _TOTAL_BLOCKS = COLUMNS.index("active_blocks"), COLUMNS.index("total_blocks")
 _POOLS_MAX = 1024
-"""Remembered, by the name in the request."""
+"""Pools that are remembered, by the model's name in the request."""
 _Group = tuple[str, str]
 """Model and role."""
 _Made = TypeVar("_Made")
@@ -69,17 +68,17 @@ class Pool:
     workers: tuple[WorkerKey, ...]
     slots: npt.NDArray[np.intp]
     span: slice | None
-    """The slots, where they follow one another; as is the case if all serve the same model."""
+    """The slots as a slice, if they follow one another, as in a fleet of one model; else None."""
     block_sizes: frozenset[int]
     only_block_size: int
-    """The one that all of them have, in tokens; 0: they differ, or it is unknown."""
+    """The block size that all workers have, in tokens; 0: theirs differ, or are unknown."""
     roles: frozenset[str]
     shortest_len: float
-    """The least max_model_len, tokens; inf: nobody has one."""
+    """The least max_model_len of the workers, tokens; inf: no worker reports one."""
     models: tuple[str, ...]
     """Model of each worker, as its engine calls it."""
     only_model: str | None
-    """The one that all of them serve; None: there are several, or no worker."""
+    """The model that all workers serve; None: there are several models, or no worker."""
     name_hashes: npt.NDArray[np.uint64]
     """Hash of each worker's id and rank."""
     role_names: npt.NDArray[np.str_]
@@ -87,8 +86,7 @@ class Pool:
     _of_it: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def made(self, make: Callable[..., _Made], *about: Hashable) -> _Made:
-        """Result of a function of the pool and other arguments, which is called once and then
-        kept."""
+        """Result of make(pool, *about), which is called once; its result is kept with the pool."""
         key = make, *about
         known = self._of_it.get(key)
         if known is None:
@@ -161,11 +159,11 @@ class LastResort(NamedTuple):
     """Workers of a model that may get a request which no answering worker may take."""
 
     pool: Pool
-    """Includes the workers that answer: the halves of a pair are chosen apart."""
+    """These workers, and those that answer, since the halves of a pair are chosen apart."""
     reasons: Sequence[str]
-    """Why each gets nothing while others may; empty where it answers."""
+    """Why each worker of the pool is a last resort; empty for a worker that answers."""
     kept_out: list[tuple[Source, str]]
-    """The workers that are not in it, each with the reason."""
+    """The model's workers that are not in the pool, each with the reason."""
 
 
 def _last_resort(
@@ -192,8 +190,8 @@ class Pools:
         on_moved: Callable[[WorkerKey, int], None] = lambda *_: None,
     ) -> None:
         """ejected: returns why a worker is ejected; empty: it isn't. The owner calls `on_ejected`
-        when that has changed, and `on_capacity` when capacities have. on_moved: called with the new
-        slot of a worker that had another one.
+        when that has changed, and `on_capacity` when a capacity has. on_moved: called with a worker
+        and its new slot when its slot changes.
         """
         self._on_moved = on_moved
         self._view = view
@@ -203,45 +201,45 @@ class Pools:
         self._capacities = capacities
         self._token_times = token_times
         self.columns = np.zeros((len(COLUMNS), 0))
-        """A place for each slot; another array once there are more slots."""
+        """Shape (len(COLUMNS), slots); replaced by a larger array once there are more slots."""
         self.others_waiting = np.zeros(0)
-        """Requests that wait at the worker of each slot and that others have sent
-        (Further.others_waiting). Replaced together with `columns`."""
+        """Waiting requests that no router of the fleet sent, at the worker of each slot
+        (Candidates.others_waiting). Replaced together with `columns`."""
         self.written = LoadColumns()
-        """Writes loads into these two."""
+        """Writes loads into `columns` and `others_waiting`."""
         self._settled = self.written.settled
         self._full, self._over_estimate = self.written.full, self.written.over_estimate
         self._kept_out: dict[WorkerKey, str] = {}
-        """Why workers get no requests."""
+        """Worker that is kept out -> the reason."""
         self._identities: dict[WorkerKey, _Identity] = {}
         self._pools: dict[str, tuple[Pool, list[tuple[Source, str]]]] = {}
         """Name of a model -> its workers that are up; and the others, each with the reason."""
         self._last_resorts: dict[str, tuple[LastResort, ...]] = {}
-        """The same names; None: there is none."""
+        """Name of a model -> its pools of the last resort, in the order of trying."""
         self._answering: dict[_Group, dict[WorkerKey, None]] = {}
-        """Workers that beat and answer, ejected or not."""
+        """Model and role -> workers that beat and answer, ejected or not."""
         self._up: dict[_Group, list[WorkerKey]] = {}
-        """Workers of `_answering` that are not ejected, of groups that were looked up."""
+        """Model and role -> workers that are up; of those that `up` was called for."""
         self._group_of: dict[WorkerKey, _Group] = {}
-        """The group that each of these is in."""
+        """Worker of `_answering` -> its model and role."""
         self._silence: tuple[bool, frozenset[str]] = (False, frozenset())
         self._served: Counter[str] = Counter()
-        """Every name that heartbeats serve -> workers. An unknown name costs one look
-        here, however many workers and LoRAs there are."""
+        """Name of a model, alias or LoRA -> number of workers whose heartbeats have it. An unknown
+        name costs one look here, however many workers and LoRAs there are."""
         self._served_loras: Counter[str] = Counter()
         self._served_models: Counter[str] = Counter()
-        """Model as its engines call it -> workers; empty: workers that have not said theirs."""
+        """Model as its engines call it -> number of workers; empty name: it is not known yet."""
         self._loading: Counter[str] = Counter()
         """Models whose workers load LoRAs on demand -> count of such workers."""
 
     def refresh(self) -> None:
-        """Takes over the changes in the fleet view."""
+        """Updates columns and pools by what has changed in the fleet view since the last call."""
         silence = self._view.mass_silence, self._view.silent_models
         if self._silence != silence:
             self._silence = silence
             self.forget_live()
         changed = self._view.take_changed() if self._view.has_changed else ()
-        for key in changed:  # slots first: what one worker leaves, another may have by now
+        for key in changed:  # slots first: another worker may have the slot that one has left
             known, source = self._identities.get(key), self._view.sources.get(key)
             if known is not None and (source is None or source.slot != known.slot):
                 self.written.drop(known.slot)
@@ -298,12 +296,13 @@ class Pools:
         counts = columns[_FULL] == 0
         if of_role is not None:
             counts &= of_role
-        active = columns[_ACTIVE, :][:, counts].sum(axis=0)  # without the jitter of active_slots
+        active = columns[_ACTIVE, :][:, counts].sum(axis=0)  # active_slots has a guess in it, too
         left = columns[_TOTAL_SLOTS, counts] - active
         return int(np.where(np.isfinite(left), np.maximum(left, 1.0), 1.0).sum())
 
     def fill(self, pool: Pool) -> float:
-        """Share of a pool's slots in use, or of its blocks if that is more."""
+        """Share of a pool's slots in use, or of its blocks if that is more: 0 to 1 and beyond.
+        Workers whose total is unknown are left out."""
         columns = self.columns[:, pool.slots]
         shares = [0.0]
         for taken, total in ((_ACTIVE_SLOTS, _TOTAL_SLOTS), (_ACTIVE_BLOCKS, _TOTAL_BLOCKS)):
@@ -316,7 +315,7 @@ class Pools:
         self, pool: Pool, table: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.float64] | None:
         """A pool's columns in which workers over their estimates are not full; None: no worker of
-        it is over_estimate.
+        the pool is over its estimate.
 
         table: the pool's present columns, which are not changed.
         """
@@ -332,8 +331,8 @@ class Pools:
     def live(self, model: str, ready: bool) -> tuple[Pool, list[tuple[Source, str]]]:
         """The workers of a model that are up, and the others, each with the reason.
 
-        model: any of its names; empty: the only model of the fleet. ready: whether the fleet is
-        known. An unknown name stands for the model whose workers may load it (`loading_model`).
+        model: any of its names; empty: the only model of the fleet. ready: False: some workers may
+        not be known yet. An unknown name stands for the model whose workers may load it as a LoRA.
         Raises Refusal if no worker serves it, up or not.
         """
         parts = self._pools.get(model)
@@ -398,7 +397,7 @@ class Pools:
         source = self._view.sources.get(key)
         if source is not None and key in self._identities:
             self._note_kept_out(source)
-            self._last_resorts.clear()  # of one that is silent, too, the reason stays
+            self._last_resorts.clear()  # also for a silent worker, whose reason stays the same
 
     def on_capacity(self, key: WorkerKey) -> None:
         """Records that a worker's learned capacity has changed."""
@@ -471,7 +470,7 @@ class Pools:
         return self._models.names(heartbeat.model)[0], heartbeat.role
 
     def _join(self, key: WorkerKey, group: _Group | None) -> None:
-        """A worker answers, as one of a group; None: it doesn't."""
+        """Records the model and role in which a worker answers; None: it does not answer."""
         before = self._group_of.get(key)
         if before == group:
             return
@@ -543,7 +542,7 @@ class Pools:
         raise self._refusal(model, ready)
 
     def _refusal(self, model: str, ready: bool) -> Refusal:
-        """Why a model has no workers."""
+        """The refusal of a request for a model without workers."""
         if not self._view.sources and not self._models.seen:
             return Refusal(Reason.NO_WORKER, "no worker is known yet")
         if self._models.known(model):
@@ -573,12 +572,12 @@ class Pools:
 
 
 def _first(models: Iterable[str]) -> str:
-    """The first models by name, for a sentence."""
+    """The first ten models by name, as a list in a sentence."""
     return ", ".join(nsmallest(10, models))
 
 
 def heartbeat_of(source: Source) -> Heartbeat:
-    """The heartbeat of a source that is known to have one."""
+    """The heartbeat of a source that has had one; AssertionError for any other."""
     if source.heartbeat is None:
-        raise AssertionError(f"{source.key} has no heartbeat")
+        raise AssertionError(f"no heartbeat of worker {source.key} has come")
     return source.heartbeat

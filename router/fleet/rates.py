@@ -1,26 +1,26 @@
 """How fast each worker prefills, learned from reports, and how long its prompts will take. Pure.
 
-Work is counted in tokens: what a request costs beside its new tokens, and what attention to earlier
-ones costs, are expressed in tokens, too, so that one rate a worker says it all:
+Work is counted in tokens: the fixed cost of a request, and the cost of attention to earlier tokens,
+are expressed in tokens, too, so that a single rate describes a worker:
 
     work    = REQUEST_TOKENS + new_tokens * (1 + attended / ATTENTION_TOKENS)
     seconds = work / rate
 
 where attended = prompt_tokens - new_tokens / 2: what a new token attends to, on average.
 
-An engine takes prompts in the order they come. So when a prompt's first token is out, it has been
-computed since the pick, or since the one before it was done, whichever is later: this makes a
-sample (work, seconds). The rate is the sum of work over the sum of seconds, old samples fading, and
-ANCHOR_WORK tokens at the anchor beside them. The anchor is the median rate of the workers of the
-same model that have MEASURED samples; before there are any, the rate of all samples of that model
-with PRIOR_WORK tokens at PRIOR_RATE. A worker that was not measured has the anchor's rate,
-so that none is shunned, or sought, for want of a measurement.
+An engine computes prompts in the order in which they come. So the seconds from a prompt's pick, or
+from the prompt before if that was done later, to its first token make a sample (work, seconds). The
+rate is the sum of work over the sum of seconds of all samples, of which old ones fade, and of
+ANCHOR_WORK tokens at the anchor rate. The anchor rate is the median of the workers of the same
+model that have MEASURED samples; before there are any, the rate of all samples of that model
+with PRIOR_WORK tokens at the prior rate (PRIOR_RATE). A worker that was not measured has the anchor
+rate, so that it gets neither fewer nor more requests for lack of a measurement.
 
-Robust: a sample counts with LONGEST times the seconds expected of it at most, so a client that
-reports late, or a stall, moves a rate by a few percent and not by a factor.
+Robust: the seconds of a sample count as LONGEST times the expected seconds at most, so a client
+that reports late, or a stall, moves a rate by a few percent and not by a factor.
 
 Laws:
-- a rate is a positive, finite number; without samples it is the anchor;
+- a rate is a positive, finite number; without samples it is the anchor rate;
 - waiting time is never negative, and 0 where no prompt is under way;
 - a slot's columns (a slot is a worker's index in the fleet's arrays) have what is known of the
   worker in it: a worker that gets another slot takes them with it;
@@ -49,21 +49,21 @@ PRIOR_RATE = 20_000.0
 """Prompt tokens a second of a worker until its model's were measured: of the order of one large GPU
 with a small model. Equal for all workers, it decides nothing between them."""
 PRIOR_WORK = 20_000.0
-"""Tokens that this rate counts for: a few prompts."""
+"""Tokens of work at the prior rate that are added to a model's samples: a few prompts."""
 ANCHOR_WORK = 300_000.0
-"""Tokens that the anchor counts for: some fifty prompts. Equal workers must look equal, whatever
-prompts each got; a worker that is half as fast still shows."""
+"""Tokens of work at the anchor rate that are added to a worker's samples: some fifty prompts. Equal
+workers must look equal, whatever prompts each got; a worker that is half as fast still shows."""
 ALIKE = 1.25
-"""Workers whose rates differ by less have the same rate, and other rates move as much nearer to it.
-Equal engines differ by as much, by the prompts they got and the requests that decoded meanwhile,
-and the seemingly faster ones would get all long prompts."""
+"""Factor within which a measured rate counts as the anchor rate; other rates move nearer to it by
+this factor. Equal engines differ by as much, by the prompts they got and the requests that decoded
+meanwhile, and the seemingly faster ones would get all long prompts."""
 FADE = 0.995
 """Weight of a sample after the next one: about the last two hundred samples decide."""
 LONGEST = 4.0
 MEASURED = 5
 """Samples from which on a worker's rate counts in the median."""
 PROGRESS_MAX = 0.9
-"""Share of the prompt in front that counts as computed, at most, until its first token."""
+"""Largest share of the oldest open prompt that counts as computed before its first token."""
 
 
 def work(new_tokens: Column | float, prompt_tokens: float) -> Column | float:
@@ -81,17 +81,17 @@ class WorkerRate:
     rate: float
     samples: int = 0
     done_work: float = 0.0
-    """Faded sum over samples."""
+    """Sum of the samples' work, tokens; old samples fade."""
     busy_s: float = 0.0
-    """Faded sum over samples."""
+    """Sum of the samples' seconds; old samples fade."""
     done_at_s: float = 0.0
-    """When a prompt was last done."""
+    """When a first token was last reported."""
     open: OrderedDict[str, tuple[float, int, float]] = field(default_factory=OrderedDict)
     """Prompts under way: reservation -> work, new tokens, when it was picked; in order of picks."""
     open_work: float = 0.0
     open_tokens: int = 0
     ends_s: float = 0.0
-    """When all of it should be computed, if nobody reports."""
+    """When all open work should be computed, by the rate."""
 
     def seconds(self, work_tokens: float) -> float:
         return work_tokens / self.rate
@@ -106,24 +106,24 @@ class PrefillRates:
         """
         self._prior_rate = prior_rate
         self._anchors: dict[str, float] = {}
-        """Model -> rate, tokens of work a second; of the models that workers were measured with."""
+        """Model -> anchor rate, tokens of work a second; models without a sample are absent."""
         self._workers: dict[WorkerKey, WorkerRate] = {}
         self._in_slot: dict[int, WorkerRate] = {}
-        """Slot -> the worker of the columns there. A worker that left the slot, without `on_moved`
-        yet, isn't here once another worker has come."""
+        """Slot -> the worker that its columns are about. Another worker that comes into the slot
+        takes this place, even before `on_moved` is called for the one that left."""
         self.under_way = 0
-        """Prompts, at all workers; while there are none, nobody need call `on_end`."""
+        """Number of open prompts at all workers; while it is 0, `on_end` need not be called."""
         self.mean_work = MEAN_WORK
         """Mean work of a prompt, over all workers, in tokens; old prompts fade."""
         self._columns = np.zeros((5, 0))
-        """Columns by slot: rate (0: the prior's), ends_s, least wait, known tokens, prompts
-        open."""
+        """Columns by slot: rate (0: the anchor rate), ends_s, least wait in seconds, new tokens of
+        open prompts, number of open prompts."""
 
     def __len__(self) -> int:
         return len(self._workers)
 
     def rate(self, key: WorkerKey, model: str) -> float:
-        """Tokens a second that a worker of a model computes."""
+        """Tokens of work a second that a worker of a model computes."""
         known = self._workers.get(key)
         return known.rate if known is not None else self.anchor(model)
 
@@ -139,7 +139,7 @@ class PrefillRates:
     def columns(
         self, slots: npt.NDArray[np.intp], models: Sequence[str], now_s: float
     ) -> "PrefillColumns":
-        """The columns of some workers; models: the model of each."""
+        """Rates and waits of the workers in some slots. models: the model of each."""
         table = self.table(int(slots.max(initial=0)))
         rate, ends_s, least_s, tokens, count = table[:, slots]
         for row in np.flatnonzero(rate == 0).tolist():  # nothing was ever sent there
@@ -153,8 +153,8 @@ class PrefillRates:
         )
 
     def table(self, last_slot: int) -> npt.NDArray[np.float64]:
-        """Columns of all workers up to a slot, indexed by slot: rate (0: the anchor's), ends_s, the
-        least wait, known tokens, prompts open. Read only.
+        """Columns of all workers up to a slot at least, by slot: rate (0: the anchor rate), ends_s,
+        least wait in seconds, new tokens of open prompts, number of open prompts. Read only.
         """
         if last_slot >= self._columns.shape[1]:
             self._make_room(last_slot)
@@ -231,7 +231,7 @@ class PrefillRates:
             self._put(worker)
 
     def tick(self) -> None:
-        """Computes the anchors again."""
+        """Computes the anchor rates, and with them all workers' rates, again."""
         by_model: dict[str, list[WorkerRate]] = {}
         for worker in self._workers.values():
             if worker.busy_s > 0:
@@ -244,7 +244,7 @@ class PrefillRates:
     def _worker(self, key: WorkerKey, slot: int, model: str) -> WorkerRate:
         worker = self._workers.get(key)
         if worker is not None and worker.model != model:
-            self.on_forgotten([key])  # it came back as another
+            self.on_forgotten([key])  # it came back with another model
             worker = None
         if worker is None:
             worker = self._workers[key] = WorkerRate(slot, model, self.anchor(model))
@@ -291,7 +291,7 @@ class PrefillRates:
         if self._in_slot.get(worker.slot) is not worker:
             return
         least_s = 0.0
-        if worker.open and worker.samples:  # it reports, so what is open is not done
+        if worker.open and worker.samples:  # callers report first tokens: no open prompt is done
             first, _, _ = next(iter(worker.open.values()))
             least_s = worker.seconds(worker.open_work - PROGRESS_MAX * first)
         columns, slot = self._columns, worker.slot
@@ -316,8 +316,8 @@ class PrefillColumns:
     rate: Column
     """Tokens of work a second."""
     wait_s: Column
-    """Seconds until all prompts that we know to be under way are computed."""
+    """Seconds until all open prompts that this router has sent are computed."""
     tokens: Column
-    """New tokens of those prompts."""
+    """New tokens of these open prompts."""
     count: Column
-    """How many they are."""
+    """Number of these open prompts."""

@@ -13,7 +13,7 @@ class RecentBlocks:
 
     def __len__(self) -> int: ...
     def use(self, prefixes: HashArray, now_s: float) -> None:
-        """Prefixes are used now; the last one is the newest. Times may not go back.
+        """Records that these prefixes are used now, the last one last. Times may not go back.
 
         Raises MemoryError; some of the prefixes may have been taken then.
         """

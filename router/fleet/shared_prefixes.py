@@ -5,11 +5,11 @@ fleet. Where one session goes on, each of its prompts branches at another block,
 prompt before; where many begin with the same text, all branch at the end of that.
 
 A worker without a shared prefix has to compute it once, and every later prompt that it gets finds
-it there. So the first pays for the others, too, and *invests* their part:
+it there. So the first prompt computes for the later ones, too, and *invests* their part:
 
     earlier  = prompts that branched at the same block before; one of HALF_S ago counts half
-    later    = EXPECTED * (earlier - FORKS) / workers, 0 at least: those that a worker will get, if
-               they go on coming
+    later    = EXPECTED * (earlier - FORKS) / workers, 0 at least: such prompts that each worker
+               will get, if they come as before
     invested = later / (1 + later) * tokens of the prefix that the worker lacks
 
 Nothing is invested where the prompt would take more than ROOM_SHARE of the cache, with the worker's
@@ -39,14 +39,14 @@ from router.fleet.table import Column
 HALF_S = 30.0
 """Seconds after which a prompt counts half: those of the last minute are three quarters of all."""
 FORKS = 2.0
-"""Prompts that branch at one block without more to come: an agent's that work on its history side
-by side. Without it an agentic trace lost 5 % (docs/decisions.md)."""
+"""Prompts that may branch at one block without others to follow, as an agent's parallel requests on
+its history do. With 0, an agentic trace lost 5 % (docs/decisions.md)."""
 EXPECTED = 7.0
-"""Prompts of the next five minutes for each earlier one: those that come evenly count for 43 s of
-them (HALF_S / ln 2)."""
+"""Prompts expected in the next five minutes for each that counts as earlier: of prompts that come
+evenly, those of 43 s (HALF_S / ln 2) count."""
 ROOM_SHARE = 0.7
-"""Share of a worker's KV blocks. With 1, copies of many prefixes filled caches of a trace whose
-sessions need them (docs/decisions.md)."""
+"""Share of a worker's KV blocks that a prompt may fill, with the working set, to invest. With 1,
+copies of many prefixes filled caches that the sessions of a trace need (docs/decisions.md)."""
 PREFIXES_MAX = 4096
 """Prefixes that are kept: 1 MiB."""
 
@@ -69,8 +69,8 @@ class SharedPrefixes:
     def on_pick(
         self, prefixes: HashArray, matched_blocks: int, now_s: float, invests: bool = False
     ) -> None:
-        """Counts a prompt. matched_blocks: of its longest match on any worker. invests: its worker
-        lacks some of them."""
+        """Counts a prompt. matched_blocks: blocks of its longest match on any worker. invests:
+        whether the picked worker lacks some of these blocks."""
         if not 0 < matched_blocks <= len(prefixes):
             return
         key = int(prefixes[matched_blocks - 1])
@@ -83,7 +83,8 @@ class SharedPrefixes:
             self.forgotten += 1
 
     def earlier(self, prefixes: HashArray, matched_blocks: int, now_s: float) -> float:
-        """Prompts that branched before where this one would; 0: it branches nowhere."""
+        """Prompts that branched before at the block where this one would, old ones counting less;
+        0: it branches nowhere."""
         if not 0 < matched_blocks <= len(prefixes):
             return 0.0
         return self._counted(int(prefixes[matched_blocks - 1]), now_s)
@@ -101,8 +102,8 @@ class SharedPrefixes:
         """Tokens that a prompt would invest on each worker; None: none on any.
 
         prefixes: of its full blocks. usable: its overlap with each worker, in tokens; longest: the
-        largest of them. room: makes the blocks of each worker that picks may invest in, beside the
-        working set; NaN: unknown. rate: tokens that a worker computes in a second.
+        largest of them. room: returns the KV blocks of each worker that a prompt may fill beside
+        the working set; NaN: unknown. rate: tokens that a worker computes in a second.
         """
         matched_blocks = longest // block_size
         earlier = self.earlier(prefixes, matched_blocks, now_s)

@@ -39,13 +39,13 @@ from router.request.refusal import Refusal
 from router.request.request import Role
 
 Trouble = Callable[[Source, str], str]
-"""What is wrong with a worker of a model (its first name; empty: not known yet), as a sentence;
-empty: nothing is."""
+"""Function of a worker and the first name of its model (empty: not known yet) that returns what is
+wrong with the worker, as a sentence; empty: nothing is."""
 Troubles = Mapping[WarningCode, Trouble]
 OBSERVED_S = 60.0
-"""Seconds since the last observed request until which newly stored blocks are kept for the next."""
+"""Seconds after an observed request for which newly stored blocks are remembered for the next."""
 IGNORED_MAX = 64
-"""Models with a worker that ignored a priority; further ones are not noted."""
+"""Models for which a worker that ignores priorities is remembered; further ones have no warning."""
 _NO_OUTCOMES: Mapping[Ending, int] = MappingProxyType({})
 
 
@@ -72,21 +72,21 @@ class Fleet:
         troubles: Troubles | None = None,
         prefill_rate: float = PRIOR_RATE,
     ) -> None:
-        """troubles: returns further warnings about workers, besides those that the fleet itself
-        knows. prefill_rate: tokens a second of workers before any was measured.
+        """troubles: code of a warning -> its function, for warnings besides the fleet's own.
+        prefill_rate: tokens a second of workers before any was measured.
         """
         self.view = view
         self.loads: dict[WorkerKey, WorkerLoad] = {}
         self.room = 0
-        """Changes by which a worker may have room that had none, or may take what it could not:
-        requests that wait and were tried at one number are not tried again at the same."""
+        """Number of changes that may have given a worker room, or let it take other requests: a
+        waiting request that was tried is tried again only when the number has grown."""
         self.loads_changed = 0
-        """Workers whose loads came into `loads` or left it."""
+        """Number of times that a worker came into `loads` or left it."""
         self.replicas = Replicas(replica)
         """The load that other replicas have reserved."""
         self.outcomes: dict[WorkerKey, Counter[Ending]] = {}
-        """How requests ended at each worker: of a pair, what was served counts for both halves, and
-        a failure for the half that failed."""
+        """Worker -> number of requests by their ending. A request that a pair served counts for
+        both halves, one that failed for the half that failed."""
         self.outliers = Outliers(
             routing.outliers.enabled,
             group=self._group_of,
@@ -101,14 +101,14 @@ class Fleet:
         self.cache_reports: dict[WorkerKey, CacheReport] = {}
         self.self_check = SelfCheck(view)
         self.ignored_priorities: dict[str, WorkerKey] = {}
-        """The first worker of each model that got a request with a priority and schedules by none:
-        that may be intended, so it is a warning of one worker."""
+        """Model -> the first worker that got a request with a priority, though its engine schedules
+        by none. That may be intended, so this worker alone has a warning."""
         self.ready = True
-        """False: heartbeats of a part of the fleet may be missing, so that no model is unknown."""
+        """False: some workers' heartbeats may not have come yet, so no model counts as unknown."""
         self.drained: dict[str, None] = {}
         """Ids of the workers that get no new requests."""
         self.drains = 0
-        """Changes of `drained`."""
+        """Number of changes of `drained`."""
         self.models = Models(models)
         self.capacities = Capacities(routing.capacity, lambda: self.pools.on_capacities())
         self.token_times = TokenTimes()
@@ -218,22 +218,22 @@ class Fleet:
             return None
 
     def base_model(self, model: str) -> str:
-        """The model that all workers of a name serve; the name itself where they serve several, or
-        where no worker serves it."""
+        """First name of the model that all workers with a name, such as a LoRA's, serve; the name
+        itself where they serve several models, or where no worker serves it."""
         pool = self.pool(model)
         if pool is None or pool.only_model is None:
             return model
         return self.models.names(pool.only_model)[0]
 
     def has_room(self, model: str) -> bool:
-        """Whether any worker of a model has room; True, too, where there is no such worker, so that
-        a decision says so."""
+        """Whether any worker of a model has room; True, too, where no worker serves it, so that a
+        decision refuses the request."""
         pool = self.pool(model)
         return pool is None or self.pools.has_room(pool)
 
     def may_serve(self, model: str) -> bool:
         """Whether any worker of a model has room, or is full only by what was learned of its
-        capacity; True, too, where there is no such worker."""
+        capacity; True, too, where no worker serves it."""
         pool = self.pool(model)
         return pool is None or self.pools.has_room(pool) or self.pools.has_over_estimate(pool)
 
@@ -283,8 +283,8 @@ class Fleet:
             self.ignored_priorities.setdefault(model, source.key)
 
     def _priority_trouble(self, source: Source) -> str:
-        """Trouble of the first worker of a model that got a request with a priority and schedules
-        by none; empty: it is another worker, or none did."""
+        """Sentence of a warning for the worker that `ignored_priorities` has for its model; empty
+        for all others."""
         heartbeat = source.heartbeat
         if heartbeat is None or heartbeat.priority_scheduling:
             return ""
@@ -299,7 +299,7 @@ class Fleet:
         )
 
     def load_of(self, key: WorkerKey) -> WorkerLoad:
-        """A worker's load; an idle one for a worker that nothing is known of."""
+        """A worker's load, to read; that of an idle worker where nothing is known."""
         return self.loads.get(key) or WorkerLoad()
 
     def outcomes_of(self, key: WorkerKey) -> Mapping[Ending, int]:
@@ -323,11 +323,11 @@ class Fleet:
         return reason
 
     def last_resort(self, source: Source) -> bool:
-        """Whether a worker gets requests only while none that answers is eligible."""
+        """Whether a worker is a last resort, picked only where no other worker may be."""
         return bool(self.pools.kept_out(source)) and self.pools.may_be_last(source)
 
     def _no_other(self, source: Source) -> bool:
-        """Whether no worker of a worker's model and role answers and may be picked."""
+        """Whether no worker of the same model and role is up and not drained."""
         self.pools.refresh()
         up = self.pools.up(source)
         return all(key.worker_id in self.drained for key in up) if self.drained else not up
@@ -343,7 +343,7 @@ class Fleet:
     def _answered_at_s(self, key: WorkerKey) -> float | None:
         """When an engine last answered its relay, by our clock; None: its relay took no sample.
 
-        Heartbeats that are delayed, as beside a flood of other messages, don't make it later: a
+        The delay of a heartbeat, as in a flood of messages, does not make this time later: else a
         dead engine would seem to have answered since it refused connections.
         """
         source = self.view.sources.get(key)

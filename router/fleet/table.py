@@ -13,25 +13,26 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
 class Table:
-    """The columns by their names, a number a worker. Their order here is that of the array, of the
-    places in C (router/fleet/native/table.h, which `make proto` writes) and of the decision log."""
+    """The columns by their names, each with a number for each worker. Their order here is that of
+    the array, of the places in C (router/fleet/native/table.h, which `make proto` writes) and of
+    the decision log."""
 
     __slots__ = ("_columns",)
     _columns: Sequence[Column]
     """Rows of the array, one for each name of COLUMNS."""
 
     block_size: Column
-    """Canonical, tokens."""
+    """Canonical block size, tokens."""
     total_blocks: Column
-    """NaN: unknown."""
+    """Canonical KV blocks that the worker has; NaN: unknown."""
     total_slots: Column
     """Requests that can run at once; one more than an estimate of them. NaN: unknown."""
     trust: Column
     """Share of the usable overlap that overlap_tokens counts, by the state of the stream."""
     running: Column
-    """Requests, by the engine's last sample."""
+    """Running requests, by the engine's last sample."""
     waiting: Column
-    """Requests, by the engine's last sample."""
+    """Waiting requests, by the engine's last sample."""
     reserved: Column
     """Requests sent there that the engine's sample did not count yet."""
     active_blocks: Column
@@ -47,9 +48,8 @@ class Table:
     slot_ratio: Column
     """active_slots / total_slots; 0 where the total is unknown."""
     full: Column
-    """1 where no slot or no block is left, else 0. An unknown total is never full. By what was
-    learned of a worker (router/fleet/health/capacity.py) it is full, too, as long as another
-    has room."""
+    """1 where no slot or no block is left, else 0. An unknown total is never full. A worker over
+    its estimate (router/fleet/health/capacity.py) is full, too, as long as another has room."""
     load_unknown: Column
     """1 where load is 0 because total_blocks is unknown, else 0."""
     tpot_s: Column

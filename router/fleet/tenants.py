@@ -18,9 +18,9 @@ class TenantNumbers:
     overlap_tokens: int = 0
     """Usable overlap on the picked workers."""
     first_tokens: int = 0
-    """Reported first tokens,"""
+    """Number of reported first tokens."""
     first_token_s: float = 0.0
-    """and the seconds from picks to them, in sum."""
+    """Sum of the seconds from picks to these first tokens."""
 
 
 class Tenants:

@@ -1,35 +1,36 @@
 """The time between tokens at each worker, learned from reports, by the kind of worker. Pure.
 
-An engine brings out a token of each running answer a step. A step takes the longer, the more
-requests run and the more of the cache they read; and while a prompt is computed, no answer gets on.
-So of an answer of `tokens` tokens after the first, whose last came seconds_s after its first:
+An engine makes one token of each running answer in a step. A step takes longer the more requests
+run and the more of the cache they read; and while a prompt is computed, no answer goes on. So for
+an answer with `tokens` tokens after its first, the last of which came seconds_s after the first:
 
     seconds_s / tokens = base_s + request_s * requests + block_s * blocks + work_s * work / tokens
 
-where requests and blocks are the worker's load, as its mean over that time, and work is that of the
-prompts which it computed meanwhile (router/fleet/rates.py). The four numbers, none below 0, are
-those of the workers that are configured alike: the least squares of the errors, each divided by the
-time that was expected, over their reported answers, old ones fading. (Divided by the measured time,
-quick answers would outweigh slow ones: before real vLLM on shared cores, predictions were half of
-what was measured.) Of a request that comes now:
+where requests and blocks are the worker's mean load over that time, and work is that of the prompts
+which it computed meanwhile (router/fleet/rates.py). base_s, request_s, block_s and work_s, none
+below 0, are learned for all workers that are configured alike, a kind: by the least squares of the
+errors, each divided by the expected time, over reported answers, of which old ones fade. (Divided
+by the measured time, quick answers would outweigh slow ones: for real vLLM on shared cores,
+predictions were half of what was measured.) The prediction for a request that comes now:
 
     line      = base_s + request_s * (requests + 1) + block_s * (blocks + own)
     predicted = line / (1 - work_s * pace)
 
-where own are a prompt's mean blocks, and pace is the work a second of such workers lately, PACE_S
-fading: which worker the next prompts go to is not known yet.
+where own is the mean number of blocks of a prompt, and pace the work a second of one worker of the
+kind lately, fading in PACE_S: it is not known which worker the next prompts go to.
 
-An answer counts with its tokens, TOKENS_MAX at most. It says nothing without a report of
-PREFILL_DONE, with fewer than TOKENS_MIN tokens, or where tokens came faster than engines are, as
-those of an answer that is not streamed: at less than SHORTEST_S, or a FACTOR-th of the expected. A
-client that reads slowly makes an answer long: it counts as LATE_MAX times the expected at most. Of
-a pair, the time to the first token of its decode worker counts, too.
+The weight of an answer is its number of tokens, TOKENS_MAX at most. An answer is ignored without a
+report of PREFILL_DONE, with fewer than TOKENS_MIN tokens, or if its tokens came faster than engines
+make them, as if it was not streamed: in less than SHORTEST_S each, or a FACTOR-th of the expected
+time. A client that reads slowly makes an answer long, so the measured time counts as
+LATE_MAX times the expected one at most. For a pair, the wait for the decode worker's first token
+counts, too.
 
 Laws:
 - a prediction is a positive, finite number, and never less with more load; there is none before
   MEASURED answers of the kind came;
-- the prediction is of what was reported before the answer that it is checked against;
-- memory: a record a worker that is known, an answer under way, and KINDS_MAX kinds.
+- an answer is compared with a prediction that was made before it was reported;
+- memory: one record for each known worker and each answer under way, and KINDS_MAX kinds.
 """
 
 from collections import OrderedDict
@@ -52,14 +53,16 @@ FADE = 0.9995
 """Weight of an answer after the next one: about the last two thousand of a kind decide."""
 PACE_S = 60.0
 STRETCH_MAX = 4.0
-"""A worker that computes prompts all the time is expected to bring out tokens this much slower."""
+"""Factor by which prompts that a worker computes lengthen its predicted time between tokens, at
+most."""
 FACTOR = 4.0
 LATE_MAX = 2.0
-"""The least error of 2, 2.5, 3 and 4 on real vLLM's answers, which were recorded on cores that
-others used. Where a fifth of the answers take ten times as long, it predicts half of their mean."""
+"""Expected times that a measured time counts for, at most. Of 2, 2.5, 3 and 4 it had the least
+error on real vLLM's answers, recorded on cores that others used. Where a fifth of the answers take
+ten times as long, predictions are half of their mean."""
 SHORTEST_S = 0.001
 STEADY = 1e-3
-"""Weight of the last solution beside the answers: numbers that these can't tell apart stay."""
+"""Weight of the last solution beside the answers: numbers that the answers don't determine stay."""
 SWEEPS = 20
 KINDS_MAX = 64
 NUMBERS = 4
@@ -67,18 +70,18 @@ _PAIRS = [(row, column) for row in range(NUMBERS) for column in range(row, NUMBE
 
 
 _Parts = tuple[float, float, float, float]
-"""1, requests, blocks, and work a token, of an answer."""
+"""Factors of the four numbers for an answer: 1, requests, blocks, and work for each token."""
 
 
 class TokenTime(NamedTuple):
-    """A prediction for the workers of a kind, as a line of their load, in seconds."""
+    """Predicted seconds between tokens at the workers of a kind, as a line of their load."""
 
     base_s: float
     request_s: float
     block_s: float
 
     def at(self, requests: float, blocks: float) -> float:
-        """Seconds between the tokens of a request that comes to so much load."""
+        """Seconds between the tokens of a request that comes to a worker with this load."""
         return self.base_s + self.request_s * requests + self.block_s * blocks
 
 
@@ -91,9 +94,9 @@ class _Kind:
 
     answers: int = 0
     squares: list[float] = field(default_factory=lambda: [0.0] * len(_PAIRS))
-    """Sums of the products of two parts, by _PAIRS; weighted, old answers fading."""
+    """Weighted sums of the products of two parts of an answer, by _PAIRS; old answers fade."""
     products: list[float] = field(default_factory=lambda: [0.0] * NUMBERS)
-    """Sums of the products of each part and the measured time, likewise."""
+    """Weighted sums of the products of each part and the measured time; old answers fade."""
     numbers: list[float] = field(default_factory=lambda: [0.0] * NUMBERS)
     """base_s, request_s, block_s and work_s."""
     own_blocks: float = 0.0
@@ -101,7 +104,7 @@ class _Kind:
     work: float = 0.0
     """Work of all its workers, old work fading."""
     worker_s: float = 0.0
-    """Seconds of all its workers, fading likewise."""
+    """Sum of the seconds in which its workers did that work; old seconds fade."""
     predicted: TokenTime = UNKNOWN
 
     def expected_s(self, parts: _Parts) -> float:
@@ -110,7 +113,8 @@ class _Kind:
         return base_s + request_s * requests + block_s * blocks + work_s * work
 
     def learn(self, parts: _Parts, took_s: float, tokens: int, blocks: int) -> bool:
-        """Returns whether the answer counts."""
+        """Learns from an answer; returns whether it counts. took_s: measured seconds between its
+        tokens. blocks: of its prompt."""
         is_solved = any(self.numbers)
         expected_s = max(self.expected_s(parts), SHORTEST_S) if is_solved else 0.0
         if took_s < max(SHORTEST_S, expected_s / FACTOR):
@@ -135,7 +139,8 @@ class _Kind:
         return True
 
     def settle(self) -> None:
-        """The numbers by all answers so far: coordinate descent, from the last ones on."""
+        """Computes the four numbers from all answers so far, by coordinate descent from the last
+        numbers, and from them the prediction."""
         if self.answers < MEASURED:
             return
         numbers = self.numbers
@@ -158,7 +163,7 @@ class _Kind:
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """A worker's load as it is, and its sums over time."""
+    """A worker's present load, and sums of its load over time."""
 
     kind: _Kind
     heartbeat: Heartbeat
@@ -169,12 +174,12 @@ class _Worker:
     """Sum of requests * seconds until at_s; blocks_s likewise."""
     blocks_s: float = 0.0
     work: float = 0.0
-    """Work of all prompts that it computed."""
+    """Work of all prompts that the worker computed."""
     noted_work: float = 0.0
-    """That part of it which the kind's pace has."""
+    """The part of `work` that was added to its kind's work."""
 
     def move_on(self, load: WorkerLoad, now_s: float) -> None:
-        """Adds the time since the last call, and takes over the load of now."""
+        """Adds the load since the last call to the sums, and takes over the present load."""
         passed_s = max(0.0, now_s - self.at_s)
         self.requests_s += self.requests * passed_s
         self.blocks_s += self.blocks * passed_s
@@ -193,7 +198,7 @@ class _Answer(NamedTuple):
 
 
 class TokenTimes:
-    """What is known of the time between tokens, of all workers."""
+    """Learns and predicts the time between tokens of all workers."""
 
     def __init__(self) -> None:
         self._kinds: OrderedDict[Kind, _Kind] = OrderedDict()
@@ -201,9 +206,10 @@ class TokenTimes:
         self._answers: dict[str, _Answer] = {}
         self._ticked_s: float | None = None
         self.measured_s = 0.0
-        """Seconds of the answers since the first prediction, in sum."""
+        """Sum of the measured seconds of answers for which there were predictions."""
         self.off_s = 0.0
-        """Seconds by which the four numbers, with the load that came, are off from these."""
+        """Sum of the differences between these seconds and those that the four numbers give for the
+        load that each answer met."""
 
     def __len__(self) -> int:
         """Answers under way."""
@@ -220,7 +226,7 @@ class TokenTimes:
     def on_prompt(
         self, key: WorkerKey, heartbeat: Heartbeat, load: WorkerLoad, work: float, now_s: float
     ) -> None:
-        """Records that a worker has computed a prompt."""
+        """Records that a worker has computed a prompt. work: of the prompt, in tokens."""
         worker = self._worker(key, heartbeat, now_s)
         worker.move_on(load, now_s)
         worker.work += work
@@ -233,7 +239,7 @@ class TokenTimes:
         reservation_id: str,
         now_s: float,
     ) -> None:
-        """Records the first token of an answer, whose prompt `on_prompt` knows already."""
+        """Records the first token of an answer, after `on_prompt` was called for its prompt."""
         worker = self._worker(key, heartbeat, now_s)
         worker.move_on(load, now_s)
         self._answers[reservation_id] = _Answer(
@@ -243,8 +249,8 @@ class TokenTimes:
     def on_finished(
         self, reservation_id: str, load: WorkerLoad, output_tokens: int, blocks: int, now_s: float
     ) -> float | None:
-        """Learns from an answer that came to its end. load: of its worker, without it. blocks: of
-        its prompt. Returns the measured seconds between its tokens; None: it says nothing.
+        """Learns from a finished answer. load: its worker's, without this request. blocks: of its
+        prompt. Returns the measured seconds between its tokens; None: the answer is ignored.
         """
         answer = self._answers.pop(reservation_id, None)
         if answer is None:
@@ -270,7 +276,7 @@ class TokenTimes:
         return took_s
 
     def on_end(self, reservation_id: str) -> None:
-        """Forgets an answer that ended otherwise."""
+        """Forgets an answer under way that ended without being finished."""
         self._answers.pop(reservation_id, None)
 
     def on_forgotten(self, workers: Iterable[WorkerKey]) -> None:
@@ -279,7 +285,7 @@ class TokenTimes:
             self._workers.pop(key, None)
 
     def tick(self, load_of: Callable[[WorkerKey], WorkerLoad], now_s: float) -> None:
-        """Predicts again, from all that was reported."""
+        """Computes all kinds' predictions again. load_of: returns a worker's present load."""
         passed_s = 0.0 if self._ticked_s is None else max(0.0, now_s - self._ticked_s)
         self._ticked_s = now_s
         fade = exp(-passed_s / PACE_S)

@@ -3,9 +3,9 @@
     0  the same host        (label `host`; a worker without one is its own host)
     1  the same rack        (label `rack`)
     2  the same cluster     (label `cluster`)
-    3  beyond, or nobody knows
+    3  another cluster, or unknown
 
-A name stands for one place in the whole fleet. Workers without a label share no place with anybody.
+A name stands for one place in the whole fleet. A worker without a label shares its place with none.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,15 +1,15 @@
 """Blocks of the prompts that each worker got lately, which are likely to come again. Pure.
 
 A worker's working set is the distinct blocks of the prompts that this replica sent there within the
-last WINDOW_S. A cache that it fits in loses nothing that matters when a new prompt comes; one that
-it fills loses as much of it as the prompt needs. Counted by a sample: of all prefixes those whose
-hash is a multiple of SAMPLE, so that the sample is the same in all prompts and memory stays small.
+last WINDOW_S. A cache with room beside the working set loses nothing that matters when a new prompt
+comes; one that the working set fills loses as much of it as the prompt needs. Blocks are counted by
+a sample, those whose PrefixHash is a multiple of SAMPLE: the same in all prompts, in little memory.
 
 Laws:
 - a block that comes again counts once;
-- a slot's number is that of the worker in it: a worker that gets another slot takes it with it;
-- a worker has SAMPLES_MAX of them at most, all workers ALL_SAMPLES_MAX: a prompt past either has
-  the oldest of its worker forgotten, and counted.
+- a slot's number is that of the worker in it, and goes with the worker to another slot;
+- a worker has SAMPLES_MAX samples at most, all workers ALL_SAMPLES_MAX: for a prompt past either,
+  the oldest samples of its worker are forgotten, and counted.
 
 Source: Denning, The Working Set Model for Program Behavior, CACM 1968; the sample as in Waldspurger
 and others, Efficient MRC Construction with SHARDS, FAST 2015.
@@ -51,8 +51,8 @@ class WorkingSets:
         """Samples dropped while they still counted, for want of room."""
         self._of_worker: dict[WorkerKey, _WorkingSet] = {}
         self._in_slot: dict[int, _WorkingSet] = {}
-        """Slot -> the worker of the number there. A worker that left the slot, without `on_moved`
-        yet, isn't here once another worker has come."""
+        """Slot -> the working set that its number is about. Another worker that comes into the slot
+        takes this place, even before `on_moved` is called for the one that left."""
         self._blocks = np.zeros(0)
         """Estimated number of blocks in the worker's working set, by slot."""
         self._count = 0
@@ -62,7 +62,7 @@ class WorkingSets:
         return self._count
 
     def table(self, last_slot: int) -> Column:
-        """Number of blocks in the working set of all workers up to a slot, indexed by slot. Read
+        """Number of blocks in each worker's working set, by slot, up to a slot at least. Read
         only.
         """
         there = len(self._blocks)

@@ -1,10 +1,9 @@
-"""Becomes another program, which ends when the process that started it does.
+"""Program that becomes another program, which ends when the process that started it ends.
 
     python -I -S launcher.py PARENT COMMAND...
 
-Run by router/cluster/children/process.py as a program of its own: what must be done between the
-start of a child and its program is done here, so that nothing has to be forked from a process with
-threads.
+router/cluster/children/process.py starts children by this program: it does what must be done in a
+child before the child's own program, so that no process with threads has to be forked.
 """
 
 import ctypes
@@ -28,7 +27,7 @@ def main(parent: int, command: list[str]) -> None:
     try:
         os.execvp(command[0], command)
     except OSError as error:
-        sys.stderr.write(f"{command[0]}: {error.strerror}\n")
+        sys.stderr.write(f"{command[0]} can't be started: {error.strerror}\n")
         os._exit(_NOT_STARTED)
 
 

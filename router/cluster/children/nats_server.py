@@ -20,7 +20,7 @@ from router.cluster.children.process import Child, end, start
 START_TIMEOUT_S = 30.0
 STEADY_S = 0.5
 PAUSE_S = 0.1
-"""Doubled with each failure."""
+"""Seconds, doubled with each failure in a row: the pause before the server is started again."""
 PAUSE_MAX_S = 2.0
 _USER = "kvroute"
 
@@ -28,11 +28,11 @@ log = logging.getLogger("kvroute.nats")
 
 
 class NatsChildError(RuntimeError):
-    """The server could not be started; the message says why."""
+    """The embedded NATS server could not be started; the message says why."""
 
 
 class NatsChild:
-    """A nats-server process."""
+    """A nats-server process of this router, on loopback."""
 
     def __init__(self, password: str = "") -> None:
         """password: of the server's only user; empty: the server takes every client."""
@@ -50,7 +50,7 @@ class NatsChild:
         return NatsSettings(url=self.url, user=_USER, password=self._password)
 
     async def start(self, port: int | None = None) -> None:
-        """Starts the server on a free port, or on this one; raises NatsChildError."""
+        """Starts the server on `port`; None: on a free port. Raises NatsChildError."""
         folder = Path(self._folder.name)
         config, logfile = _prepared(folder, self._password), folder / "log"
         with logfile.open("wb") as output:
@@ -103,7 +103,7 @@ class NatsChild:
     async def wait(self) -> int:
         """Waits until the server has ended; returns its exit code."""
         if self._process is None:
-            raise RuntimeError("not started")
+            raise RuntimeError("the embedded NATS server was not started: call start before wait")
         return await self._process.wait()
 
     async def stop(self) -> None:
@@ -114,17 +114,18 @@ class NatsChild:
 
 
 async def _read_url(folder: Path, process: Child) -> str:
-    """Waits for the file in which the server names its ports."""
+    """URL of the server, from the file in which it names its ports, once that is there; raises
+    NatsChildError when the server ends before."""
     while True:
         if url := _url_in(folder):
             return url
         if process.returncode is not None:
-            raise NatsChildError(f"nats-server left with code {process.returncode}")
+            raise NatsChildError(f"nats-server ended at its start, with code {process.returncode}")
         await asyncio.sleep(0.02)
 
 
 def _url_in(folder: Path) -> str | None:
-    """Where the server listens, once it has written that down."""
+    """URL on which the server listens, by its ports file; None: it has not written the file yet."""
     for file in folder.glob("*.ports"):
         try:
             urls: list[str] = msgspec.json.decode(file.read_bytes())["nats"]
@@ -136,8 +137,8 @@ def _url_in(folder: Path) -> str | None:
 
 
 def _prepared(folder: Path, password: str) -> Path:
-    """Clears away what a life before left; returns the configuration file of the next one."""
-    for stale in folder.glob("*.ports"):  # or that life's port would pass for the next one's
+    """Removes the ports file of an earlier run, and writes the configuration file; returns it."""
+    for stale in folder.glob("*.ports"):  # else its port would be read as that of the next run
         stale.unlink()
     config = folder / "nats.conf"
     config.touch(mode=0o600)

@@ -1,10 +1,10 @@
 """The relays of this router, in one child process: for configured workers, and for registered ones.
 
 Laws:
-- what a relay raises ends that relay only, as its own law says of all its work; where it can't even
-  start, that is counted, shown as a warning of its worker, and tried again after a back-off;
-- so is the end of the child process, for each relay in it; the first that is tried again starts the
-  next child;
+- an error of a relay ends that relay alone: it is counted, shown as a warning of its worker, and
+  the relay is started again after a back-off;
+- the end of the child process is such an error of each relay in it; the first relay that is started
+  again starts the next child;
 - a removal of a worker stops its relay here; a command given before the relay began does not;
 - a registered relay whose engine has never answered for UNHEARD_S is stopped, so that mistyped
   addresses don't fill the room for relays for good.
@@ -39,10 +39,11 @@ from router.request.refusal import Reason, Refusal
 RELAYS_MAX = 256
 """Relays of one router; larger fleets run them beside their engines."""
 UNHEARD_S = 1800.0
-"""An engine loads a large model in less."""
+"""Seconds after which the relay of a registered engine that never answered is stopped; a large
+model is loaded in less."""
 STOP_S = 5.0
-"""Longest wait of the router's end for its relays; a relay left then ends with its process.
-A relay that can end does so in a turn or two of the event loop."""
+"""Longest wait for relays when the router stops; a relay left then ends with its process. A relay
+that can end does so in a turn or two of the event loop."""
 PROGRAM: tuple[str, ...] = (sys.executable, "-m", "router.app.programs.relay_child")
 
 log = logging.getLogger("kvroute")
@@ -58,7 +59,7 @@ class _Kept:
 
     settings: EngineSettings
     registered: bool
-    """False: the configuration names it."""
+    """Whether a call registered the worker; False: configuration or discovery names it."""
     began_at_s: float
     supervisor: Supervisor
     number: int | None = None
@@ -89,7 +90,7 @@ class OwnRelays:
         self._starting = asyncio.Lock()
         self._numbers = count()
         self._lost: BrokerStatus | None = None
-        """Sums of the connections of children that have ended; None: none has."""
+        """Sums of the NATS counts of children that have ended; None: no child has ended."""
         self._kept: dict[str, _Kept] = {}
         self._closing: dict[str, asyncio.Task[None]] = {}
         """Relays on their way out, by worker id."""
@@ -124,7 +125,7 @@ class OwnRelays:
         return current.added_to(self._lost)
 
     def follows(self, worker_id: str, address: str) -> bool:
-        """Whether a worker, or another name of the engine at its address, has a relay here."""
+        """Whether a worker id, or the engine at its address by another id, has a relay here."""
         addresses = (kept.settings.address for kept in self._kept.values())
         return worker_id in self._kept or address in addresses
 
@@ -147,7 +148,8 @@ class OwnRelays:
         if len(self._kept) >= RELAYS_MAX:
             raise Refusal(
                 Reason.INVALID_FIELD,
-                f"{RELAYS_MAX} relays run in this router; run `kvroute relay` beside the engine",
+                f"{RELAYS_MAX} relays run in this router, which is its bound; run `kvroute relay`"
+                " beside the engine",
             )
 
     def check_sockets(self, settings: EngineSettings) -> None:
@@ -181,8 +183,8 @@ class OwnRelays:
         return state.epoch if state is not None else None
 
     def look_at_models(self, worker_id: str) -> None:
-        """Has a worker's relay read its list of models again, since the worker lacked a model that
-        it listed.
+        """Has a worker's relay read its engine's list of models again, since the engine lacked a
+        model that it had listed.
         """
         kept = self._kept.get(worker_id)
         if kept is not None and kept.number is not None and self._process is not None:
@@ -209,7 +211,7 @@ class OwnRelays:
                 self._end(kept, "never_answered")
 
     async def stop(self) -> None:
-        """Stops all, within STOP_S and the end of their process."""
+        """Stops all relays, within STOP_S, and then their process."""
         ends = set(self._closing.values())
         for kept in self._kept.values():
             name = f"end of relay {kept.settings.id}"
@@ -253,14 +255,14 @@ class OwnRelays:
             process.send(Stop(number))
             if error := await asyncio.shield(ended):  # its worker's next one begins again
                 self.failures += 1
-                log.warning("the relay for worker %s stopped badly: %s", settings.id, error)
+                log.warning("the relay for worker %s failed at its end: %s", settings.id, error)
             raise
         finally:
             kept.number = None
         raise RelayFailed(error or "the relay ended")
 
     async def _up(self) -> RelayProcess:
-        """The child, started where none runs; raises OSError when it can't be."""
+        """The child process, started if none runs; raises OSError when it can't be started."""
         async with self._starting:
             if self._process is None or self._process.ended:
                 process = await RelayProcess.start(PROGRAM, self._opening())

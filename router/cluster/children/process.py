@@ -1,7 +1,7 @@
 """Starts child processes that end when this process ends.
 
-They are spawned (posix_spawn) and not forked: a fork copies the state of gRPC's threads but not the
-threads, and gRPC's handlers in the child sometimes end it with SIGSEGV before its program begins.
+Children are spawned (posix_spawn) and not forked: a fork copies the state of gRPC's threads but not
+the threads, and gRPC's handlers in a child sometimes end it with SIGSEGV before its program begins.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class Child:
         self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal, unless the process has ended, since its id may be another's by now."""
+        """Sends a signal, unless the process has ended: another process may have its id by now."""
         if self.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -103,7 +103,8 @@ def spawn(
 
 
 def launched(command: Sequence[str]) -> list[str]:
-    """The command of a program that Linux ends with SIGTERM when the thread that starts it ends."""
+    """Command that runs a program by launcher.py: Linux ends it with SIGTERM when the thread that
+    starts it ends."""
     return [sys.executable, "-I", "-S", _LAUNCHER, str(os.getpid()), *command]
 
 

@@ -45,7 +45,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Command: end a relay; its Ended follows."""
+    """Command: end a relay; the child reports that with an Ended."""
 
     number: int
 
@@ -78,7 +78,7 @@ class RelayStatus(msgspec.Struct, frozen=True):
 
 
 class CountedRelay(Protocol):
-    """Interface of a relay of either kind, with the counts that metrics export."""
+    """Interface of a relay, of an engine or of Dynamo, with the counts that metrics export."""
 
     counts: Counter[str]
 
@@ -105,14 +105,14 @@ def relay_status(relay: CountedRelay) -> RelayStatus:
 
 
 class RelayState(msgspec.Struct, frozen=True):
-    """One relay of the child, as far as the router looks at it: whether its worker can be picked,
-    and whose events are the newer ones."""
+    """State of one relay of the child that the router acts on: whether its engine is there, and its
+    epoch, which says whether it or another relay of the worker is newer."""
 
     number: int
     answered: bool
     """Whether its engine has ever answered."""
     epoch: Epoch
-    """The highest of its ranks."""
+    """The highest epoch of its ranks."""
 
 
 class BrokerStatus(msgspec.Struct, frozen=True):

@@ -47,7 +47,7 @@ class RelayProcess:
         self.states: dict[int, RelayState] = {}
         """States of the running relays by the number of their start, in the child's last status."""
         self.broker: BrokerStatus | None = None
-        """Its connection to NATS; None before the child's first status."""
+        """State of the child's connection to NATS; None before the child's first status."""
         self._child = child
         self._writer = writer
         self._counts = NO_COUNTS
@@ -117,7 +117,7 @@ class RelayProcess:
             log.error("the process of the relays sent nothing for %g s, and is killed", SILENT_S)
             self._child.kill()
         except Exception:  # ours: there will be another process
-            log.exception("a report of the relays' process can't be read; the process is killed")
+            log.exception("a message of the relays' process can't be read; the process is killed")
             self._child.kill()
         finally:
             self._writer.close()

@@ -1,7 +1,7 @@
 """Kubernetes' API over HTTP: get, list and watch, as a service account.
 
-No client library: see docs/decisions.md. Token and CA are read again, since the kubelet renews the
-token every hour. Redirects are not followed.
+No client library: see docs/decisions.md. Token and CA are read for each request, since the kubelet
+renews the token every hour. Redirects are not followed.
 """
 
 import ssl
@@ -16,7 +16,7 @@ LINE_BYTES_MAX = 4 << 20
 REQUEST_S = 30.0
 CONNECT_S = 5.0
 LATE_S = 10.0
-"""A watch that the server has not ended this long after its time is given up."""
+"""Seconds after the time of a watch by which the server must have ended it; else it is given up."""
 REFUSAL_BYTES = 4096
 ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where the kubelet writes the files of a pod's service account."""
@@ -94,7 +94,9 @@ class KubernetesApi:
                 async for part in response.content.iter_any():
                     body += part
                     if len(body) > PAGE_BYTES_MAX:
-                        raise ApiFailed(f"{what}: more than {PAGE_BYTES_MAX >> 20} MiB")
+                        raise ApiFailed(
+                            f"{what}: the answer has more than {PAGE_BYTES_MAX >> 20} MiB"
+                        )
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise ApiFailed(_why(what, error)) from error
         return bytes(body)
@@ -153,7 +155,7 @@ class KubernetesApi:
 
 
 async def _check(response: aiohttp.ClientResponse, what: str) -> None:
-    """Raises ApiFailed for an answer that is none."""
+    """Raises ApiFailed for an answer with another status than 200."""
     if response.status == 200:
         return
     message = _message(await response.content.read(REFUSAL_BYTES))
@@ -175,7 +177,7 @@ def _sentence(what: str, status: int, message: str) -> str:
         )
     if status == 401:
         return f"{what}: Kubernetes does not take the service account's token (401){said}"
-    return f"{what}: status {status}{said}"
+    return f"{what}: Kubernetes answers with status {status}{said}"
 
 
 def _message(body: bytes) -> str:
@@ -189,5 +191,5 @@ def _message(body: bytes) -> str:
 
 def _why(what: str, error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return f"{what}: no answer in time"
+        return f"{what}: Kubernetes does not answer in time"
     return f"{what}: {str(error) or type(error).__name__}"[:300]

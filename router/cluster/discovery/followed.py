@@ -5,12 +5,12 @@ Laws:
   ready for a while loses none of its blocks in the index;
 - a pod that is not ready, or on its way out, gets no requests, whichever relay speaks for it;
 - a worker that is gone is forgotten at once, and its messages are ignored for TOMBSTONE_S;
-- a worker that another relay beats for gets none here: relays beside engines come first;
-- of the routers of a fleet, one follows a pod: the first by a hash of both names, and the next
-  ones only when nobody has beaten for the pod for a while. Of two relays, that of the higher epoch
-  stays;
-- a pod that can't be followed, whatever its annotations are, has a trouble that names it, and costs
-  no other pod anything: no router waits for its worker either.
+- a worker for which another relay beats gets no relay here: relays beside engines come first;
+- of the routers of a fleet, one follows a pod: the first in an order by a hash of router and pod,
+  and each next one only when no relay has beaten for the pod for a while. Of two relays, the one
+  with the higher epoch stays;
+- a pod that can't be followed, whatever its annotations are, has a trouble, a sentence that says
+  why, and does not affect other pods: the router's readiness does not wait for its worker either.
 """
 
 from collections import Counter
@@ -27,23 +27,25 @@ from router.cluster.discovery.pods import Endpoint, Plan, endpoints, settings_of
 from router.cluster.discovery.watched import Change, Gone, Pod, Put
 
 TAKEOVER_S = 2.0
-"""The n-th router waits n times as long for the beats of a router before it."""
+"""Seconds; the n-th router waits n times as long for the beats of a router before it."""
 TOMBSTONE_S = 5.0
-"""Longer than the relays of other replicas take to see that a pod is gone."""
+"""Seconds for which messages of a worker whose pod is gone are ignored: longer than the relays of
+other replicas take to see that it is gone."""
 IDENTIFYING_MAX = 32
 """Engines whose kind is requested at the same time."""
 ASK_S = 0.5
 """Pause after the first failure to learn an engine's kind; doubles with each further one."""
 ASK_MAX_S = 10.0
 WHY_CHARS = 300
-"""Characters of an error that nothing foresaw."""
+"""Characters that are kept of an unexpected error."""
 
 
 class Workers(Protocol):
     """Interface: what this router knows of workers and its own relays."""
 
     def look(self) -> None:
-        """Called before each step, since the answers of the other methods may have changed."""
+        """Reads the fleet's present state, from which the other methods answer until the next call;
+        called before each step."""
 
     def running(self, worker_id: str) -> bool:
         """Whether this router runs a relay of discovery for a worker."""
@@ -97,24 +99,24 @@ class _Worker:
     endpoint: Endpoint
     was_ready: bool = False
     alone_since_s: float = inf
-    """Time since which no relay beats for the worker, though it was ready; inf: not now."""
+    """Time since which no relay beats for the worker, though its pod was ready; inf: one does."""
     settings: EngineSettings | None = None
     asking: bool = False
     ask_at_s: float = 0.0
     failures: int = 0
     trouble: str = ""
-    """Why it has no relay, as a sentence."""
+    """Why the worker has no relay, as a sentence."""
     unusable: bool = False
-    """Whether the trouble is its annotations', so that waiting for it helps nothing."""
+    """Whether the pod's annotations cause the trouble, so that readiness does not wait for it."""
 
 
 @dataclass
 class FollowedPods:
-    """The workers of all pods."""
+    """The workers of all pods, and what this router has to do about them."""
 
     plan: Plan
     replica: str
-    """This router's name among the others."""
+    """This router's name among the fleet's replicas."""
     counts: Counter[str] = field(default_factory=Counter)
     """Workers that were `started`, `left` to another relay, `gone`; engines that did not say their
     kind (`silent`), and pods with `unusable` annotations."""
@@ -148,7 +150,7 @@ class FollowedPods:
         return self._unusable | troubles
 
     def replan(self, plan: Plan) -> None:
-        """Sets other ports, which count from the next change of each pod on."""
+        """Replaces the ports of pods; each pod's workers get them at the pod's next change."""
         self.plan = plan
 
     def on_changes(self, changes: Iterable[Change]) -> list[Effect]:
@@ -178,8 +180,8 @@ class FollowedPods:
         why: str,
         now_s: float,
     ) -> None:
-        """Applies the result of an Identify; kind None: it failed, and `why` is a sentence. Returns
-        effects.
+        """Applies the result of an Identify: the engine's kind and its node's labels. kind None: it
+        failed, and `why` says so as a sentence.
         """
         worker = self._workers.get(endpoint.worker_id)
         if worker is None or worker.pod.uid != pod.uid or worker.endpoint != endpoint:
@@ -199,7 +201,8 @@ class FollowedPods:
         worker.failures, worker.trouble, worker.unusable = 0, "", False
 
     def step(self, workers: Workers, now_s: float) -> list[Effect]:
-        """Does what is due by time or changes; returns effects."""
+        """Decides which relays start or end now, and which engines are identified; returns these
+        effects."""
         effects: list[Effect] = []
         room = IDENTIFYING_MAX - sum(each.asking for each in self._workers.values())
         workers.look()
@@ -233,7 +236,7 @@ class FollowedPods:
             worker.trouble = why
 
     def _turn(self, worker_id: str, others: Collection[str]) -> int:
-        """Routers that come before this one for a worker (rendezvous hashing)."""
+        """Number of routers that come before this one for a worker (rendezvous hashing)."""
         mine = _weight(self.replica, worker_id)
         return sum(_weight(other, worker_id) > mine for other in others)
 
@@ -275,7 +278,7 @@ class FollowedPods:
 
 
 def _why(error: Exception) -> str:
-    """A pod's fault as a sentence; of an error that nothing foresaw, with its name."""
+    """What is wrong with a pod, as a sentence; an unexpected error is named with its class."""
     return str(error) if isinstance(error, UnusableEngine) else repr(error)[:WHY_CHARS]
 
 

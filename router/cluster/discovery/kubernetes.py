@@ -1,4 +1,5 @@
-"""Runs discovery: awaits Kubernetes and engines, calls the pure modules, performs their effects.
+"""Runs discovery: awaits Kubernetes and engines, calls the pure modules, and performs the effects
+that these return.
 
 Law: nothing here can end the router. A request that fails is counted, logged when its reason is
 new, and sent again after a back-off; pods stay as they were last seen.
@@ -56,7 +57,7 @@ from router.config.settings.discovery_settings import KubernetesSettings
 
 STEP_S = 0.25
 POOL_S = 10.0
-"""Seconds between two looks at the InferencePool."""
+"""Seconds between two reads of the InferencePool."""
 PODS_MAX = 1024
 """Pods known at once; more are ignored, and counted."""
 ZONE_LABEL = "topology.kubernetes.io/zone"
@@ -64,7 +65,7 @@ ZONE_LABEL = "topology.kubernetes.io/zone"
 NODES_MAX = 8192
 """Nodes whose labels are kept."""
 NODE_S = 2.0
-"""Longest wait of a relay for its node's labels."""
+"""Longest wait of a new relay for the labels of its pod's node, seconds."""
 NO_ADDRESS = (
     "discovery.kubernetes.enabled: there is no Kubernetes API here, since KUBERNETES_SERVICE_HOST"
     " is not set; set discovery.kubernetes.api"
@@ -147,7 +148,7 @@ class KubernetesDiscovery:
     ) -> None:
         """copied_labels: names of pods' labels that their workers have, too. Raises NoApi."""
         if bool(settings.selector) == bool(settings.pool):
-            raise NoApi("discovery.kubernetes: name either a selector or a pool")
+            raise NoApi("discovery.kubernetes needs either a selector or a pool, and not both")
         self.settings = settings
         self._hands = hands
         self._clock = clock
@@ -158,7 +159,7 @@ class KubernetesDiscovery:
         except OSError:
             raise NoApi(
                 "discovery.kubernetes.namespace is empty, and the service account's folder"
-                f" {account_folder} names none"
+                f" {account_folder} names no namespace"
             ) from None
         self.watched = WatchedPods(rng, PODS_MAX)
         self.followed = FollowedPods(
@@ -166,22 +167,23 @@ class KubernetesDiscovery:
             replica,
         )
         self.counts: Counter[str] = Counter()
-        """Failures of `pool` and `nodes`, and effects without room (`no_room`)."""
+        """Failed reads of the InferencePool (`pool`) and of nodes (`nodes`), and relays that could
+        not be started (`no_room`)."""
         self.in_step = False
-        """Whether a watch stands, so that the pods are known as they are."""
+        """Whether a watch of the pods is open, so that their known state is the present one."""
         self._selector = settings.selector
         self._nodes: dict[str, Mapping[str, str]] = {}
         self._said: dict[str, str] = {}
-        """What was logged last, by subject: pods, pool or nodes."""
+        """The trouble logged last, by subject: pods, pool or nodes."""
         self._said_of: Mapping[str, str] = {}
-        """The same of workers' pods."""
+        """The trouble logged last of each worker or pod without a relay, by worker id or pod."""
         self._changed = asyncio.Event()
         self._supervisor = Supervisor("discovery of pods", rng)
         self._session: aiohttp.ClientSession | None = None
         self._following: asyncio.Task[None] | None = None
 
     def settled(self, known: Callable[[str], bool]) -> bool:
-        """Whether every ready pod's worker is known. known: whether a worker is."""
+        """Whether every ready pod's worker is known. known: returns whether a worker id is."""
         return self.watched.listed and all(known(name) for name in self.followed.ready())
 
     def trouble(self) -> str:
@@ -280,7 +282,7 @@ class KubernetesDiscovery:
                 case Start(settings):
                     self._start(settings)
                 case Leave(worker_id, reason):
-                    log.info("worker %s has another relay, which is left to it", worker_id)
+                    log.info("worker %s has another relay: this router's is stopped", worker_id)
                     self._hands.leave(worker_id, reason)
                 case Forget(worker_id):
                     log.info("the pod of worker %s is gone", worker_id)
@@ -298,7 +300,7 @@ class KubernetesDiscovery:
             log.info("pod of worker %s: followed at %s", settings.id, settings.address)
 
     async def _identify(self, wanted: Identify) -> None:
-        """Asks an engine for its kind: its models say whose they are."""
+        """Gets an engine's kind from the owners in its list of models, and its node's labels."""
         kind, why, labels = None, "", {}
         try:
             kind = await self._kind(wanted)
@@ -321,7 +323,7 @@ class KubernetesDiscovery:
         try:
             owners = {card.owned_by for card in msgspec.json.decode(page, type=_Cards).data}
         except (msgspec.DecodeError, RecursionError) as error:
-            raise EngineSilent(f"/v1/models: {error}") from None
+            raise EngineSilent(f"/v1/models of the engine can't be read: {error}") from None
         named = wanted.pod.annotations.get(f"{ANNOTATION}engine")
         for name in READINGS:
             if ENGINES[name].owned_by in owners:
@@ -329,7 +331,7 @@ class KubernetesDiscovery:
         if named in READINGS:
             return named
         known = " nor ".join(ENGINES[name].title for name in READINGS)
-        raise EngineSilent(f"/v1/models: neither {known} answers there")
+        raise EngineSilent(f"/v1/models: by the owners of its models the engine is neither {known}")
 
     async def _labels(self, node: str) -> Mapping[str, str]:
         """Zone and rack of a node; empty if they are not read, or can't be."""
@@ -351,7 +353,7 @@ class KubernetesDiscovery:
         return self._nodes[node]
 
     async def _follow_pool(self) -> None:
-        """Keeps selector and ports those of the InferencePool, for ever."""
+        """Reads selector and ports from the InferencePool every POOL_S, for ever."""
         group = "/apis/inference.networking.k8s.io/v1"
         path = f"{group}/namespaces/{quote(self._namespace)}/inferencepools/{self.settings.pool}"
         while True:
@@ -369,7 +371,10 @@ class KubernetesDiscovery:
         selector = ",".join(f"{k}={v}" for k, v in sorted(spec.selector.match_labels.items()))
         ports = tuple(port.number for port in spec.target_ports)
         if not selector or not ports:
-            raise ApiFailed(f"InferencePool {self.settings.pool} has no selector or no ports")
+            raise ApiFailed(
+                f"InferencePool {self.settings.pool} needs spec.selector.matchLabels and"
+                " spec.targetPorts; one of them is empty"
+            )
         if (selector, ports) == (self._selector, tuple(self.followed.plan.ports)):
             return
         log.info("InferencePool %s: pods with %s, ports %s", self.settings.pool, selector, ports)
@@ -400,7 +405,7 @@ class KubernetesDiscovery:
 
 
 def _cluster(environment: Mapping[str, str]) -> str:
-    """The API's URL from the variables that every pod has; raises NoApi."""
+    """The API's URL from the environment variables that every pod has; raises NoApi."""
     host = environment.get("KUBERNETES_SERVICE_HOST", "")
     if not host:
         raise NoApi(NO_ADDRESS)

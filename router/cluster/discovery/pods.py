@@ -36,12 +36,12 @@ class Endpoint(NamedTuple):
     worker_id: str
     address: str
     place: int
-    """Which of the pod's ports it has, from 0 on."""
+    """Index of the worker's port among the pod's ports, from 0 on."""
 
 
 def endpoints(pod: Pod, plan: Plan) -> list[Endpoint]:
-    """The workers of a pod with an address; their id is the pod's name, with the port where there
-    are several. Raises UnusableEngine for an invalid port.
+    """The workers of a pod that has an IP address, one for each port; the id of each is the pod's
+    name, with the port where there are several. Raises UnusableEngine for an invalid port.
     """
     host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
     own = pod.annotations.get(f"{ANNOTATION}port")
@@ -92,7 +92,7 @@ def settings_of(
 
 
 def _read(key: str, text: str) -> dict[str, object]:
-    """A key of the settings from an annotation; raises UnusableEngine."""
+    """The field of EngineSettings that an annotation sets; raises UnusableEngine."""
     if key in PORTS:
         return {}
     if key in TEXTS:
@@ -115,7 +115,7 @@ def _port(said: Mapping[str, str], key: str, default: int | None) -> int | None:
 
 def _number(key: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 10):
-        raise UnusableEngine(_named(key), f"{text[:40]!r} is no number")
+        raise UnusableEngine(_named(key), f"{text[:40]!r} is no number of up to 10 digits")
     return int(text)
 
 

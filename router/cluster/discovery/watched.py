@@ -7,8 +7,8 @@
 Laws:
 - after a list, the copy has the list's pods and no others, whatever was missed before;
 - a version is only followed by a later one of the same watch, or by a list's;
-- failures in a row wait longer, up to PAUSE_MAX_S, and change no pod;
-- more than pods_max pods are not kept, and counted.
+- after each failure in a row the pause is longer, up to PAUSE_MAX_S, and no pod changes;
+- pods_max pods are kept at most; further ones are counted.
 
 Source: Kubernetes API concepts, "Efficient detection of changes" and "Retrieving large results
 sets in chunks".
@@ -30,7 +30,7 @@ PAGE_ITEMS = 250
 WATCH_S = 60.0
 """Seconds after which the server is to end a watch: half-open connections are noticed by then."""
 STEADY_S = 1.0
-"""A watch that ended sooner, without any event, counts as a failure."""
+"""Seconds; a watch that ended sooner, without any event, counts as a failure."""
 RESYNC_S = 600.0
 """Seconds after which a list is read once more, so that no error lasts."""
 PAUSE_S = 0.25
@@ -109,14 +109,14 @@ class Pod(NamedTuple):
     """Empty until the pod has one."""
     node: str
     ready: bool
-    """The kubelet called it ready last, and nobody has had it deleted."""
+    """Whether the kubelet calls the pod ready, and its deletion was not requested."""
     leaving: bool
-    """Its deletion was requested, and it has not ended yet."""
+    """Whether the pod's deletion was requested."""
     ended: bool
-    """All its containers have ended for good."""
+    """Whether all containers of the pod have ended for good."""
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
-    """Those whose name begins with ANNOTATION."""
+    """The pod's annotations whose name begins with ANNOTATION."""
 
 
 ANNOTATION = "kvroute.io/"
@@ -169,11 +169,11 @@ class WatchedPods:
     failures: int = 0
     """Failures in a row."""
     trouble: str = ""
-    """Why the last request failed; empty: it did not."""
+    """Why the last request to Kubernetes failed; empty: it did not."""
     listed: bool = False
     """Whether a list was ever read to its end."""
     _version: str = ""
-    """Empty: a list is due."""
+    """Version from which the next watch begins; empty: a list is due."""
     _token: str = ""
     """Token of the list's next page; empty: the first page."""
     _fresh: dict[str, Pod] = field(default_factory=dict)
@@ -206,7 +206,7 @@ class WatchedPods:
         return bool(self._version)
 
     def begin_again(self) -> None:
-        """Starts with a list again, since another selector counts."""
+        """Makes a list the next step, at once, since the selector has changed."""
         self._begin_list()
         self._pause_s, self.failures = 0.0, 0
 
@@ -216,7 +216,7 @@ class WatchedPods:
             page = _read_list(body)
         except (msgspec.DecodeError, RecursionError) as error:
             self._begin_list()
-            self._fail(f"a list that can't be read: {error}", "unreadable")
+            self._fail(f"the list of pods can't be read: {error}", "unreadable")
             return ()
         for item in page.items or ():
             if (pod := self._pod(item)) is not None:
@@ -235,8 +235,8 @@ class WatchedPods:
         return [*gone, *put]
 
     def on_open(self) -> None:
-        """Records that the server accepted the watch. Earlier failures count for pauses until an
-        event comes.
+        """Records that the server accepted the watch. Until an event comes, earlier failures go on
+        to lengthen the next pause.
         """
         self.trouble = ""
 
@@ -269,7 +269,10 @@ class WatchedPods:
         if not self._version:
             return  # a list is due: the error that said so came before
         if cut or (not self._heard and now_s - self._watching_since_s < STEADY_S):
-            self._fail("the watch ended at once" if not cut else "the watch broke off", "failed")
+            self._fail(
+                "the watch of pods ended at once" if not cut else "the watch of pods broke off",
+                "failed",
+            )
 
     def on_failure(self, status: int | None, reason: str, wait_s: float = 0.0) -> None:
         """Records a list or watch that failed. wait_s: pause that the server wants."""
@@ -285,14 +288,14 @@ class WatchedPods:
         try:
             trouble = _read_trouble(document)
         except (msgspec.DecodeError, RecursionError):
-            trouble = _Trouble(message="an error that can't be read")
+            trouble = _Trouble(message="its error can't be read")
         if trouble.code == GONE:
             self.counts["gone"] += 1
             if self._version:
                 self._begin_list()  # at once, the first time; a list that fails has its pause
             return ()
         self._begin_list()
-        self._fail(f"the watch ended with {trouble.code}: {trouble.message}", "failed")
+        self._fail(f"the watch of pods ended with {trouble.code}: {trouble.message}", "failed")
         return ()
 
     def _begin_list(self) -> None:
@@ -317,7 +320,8 @@ class WatchedPods:
         return True
 
     def _pod(self, document: Raw) -> Pod | None:
-        """A pod, whose version becomes the watch's; None: it can't be read, or is a bookmark."""
+        """Reads a pod, whose version becomes that of the watch; None: the document is unreadable,
+        or a bookmark."""
         try:
             read = _read_pod(document)
         except (msgspec.DecodeError, RecursionError):
@@ -352,7 +356,7 @@ def _is_ready(conditions: Mapping[str, _Condition]) -> bool:
     The node controller turns Ready to False where a node was silent for 40 s, as after an API
     server that was away: then it is all pods at once. It leaves the reason empty, which the kubelet
     never does, and ContainersReady as it is (MarkPodsNotReady and GeneratePodReadyCondition of
-    Kubernetes 1.34). Whether an engine of such a pod answers, its relay knows better.
+    Kubernetes 1.34). Such a pod counts as ready here: its relay sees whether its engine answers.
     """
     ready = conditions.get("Ready", _Condition())
     containers = conditions.get("ContainersReady", _Condition())

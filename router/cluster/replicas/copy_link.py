@@ -2,8 +2,7 @@
 
     HotPrefixes.decide ──> CopyLink ──warm.<worker>.<rank>──> relay ──> HotPrefixes.ended
 
-It awaits, then calls. What is under way is bounded by the decisions
-(router/decide/copies/copies.py).
+The decisions bound the copies under way (router/decide/copies/copies.py).
 """
 
 import asyncio
@@ -43,7 +42,7 @@ class CopyLink:
         await self._tasks.close()
 
     def tick(self) -> None:
-        """Has the core decide about copies, and performs the effects."""
+        """Has HotPrefixes decide about copies, and begins and cancels them."""
         self.perform(self.hot.decide(self.clock()))
 
     def perform(self, effects: Sequence[Effect]) -> None:
@@ -67,14 +66,14 @@ class CopyLink:
         subject = subjects.warm(self.fleet, copy.target)
         answer = await self.broker.request(subject, encode(warm), ANSWER_S)
         if self._under_way.pop(copy, None) is None:
-            return  # taken back as its answer came, which asyncio.wait_for puts before a cancel
+            return  # cancelled while its answer came: asyncio.wait_for then returns the answer
         trouble = "no answer from its relay"
         if answer is not None:
             warmed = decode(Warmed, answer)
             if isinstance(warmed, Unreadable):
                 trouble = f"answer unreadable: {warmed.detail}"
             else:
-                trouble = "" if warmed.done else warmed.detail or "its relay says so"
+                trouble = "" if warmed.done else warmed.detail or "its relay gives no reason"
         if trouble:
             log.warning("%d tokens not copied to %s: %s", prefix.token_count, copy.target, trouble)
         else:

@@ -9,7 +9,7 @@ A worker has two registers, each with the newest command that wrote to it: wheth
 Laws:
 - whatever the order in which commands arrive, and however often, all replicas end alike;
 - a command given here is newer than all that are known here of its worker, whatever the clocks of
-  the replicas where those were given: clocks that differ order commands, but void none.
+  the replicas where those were given: clocks that differ make no command void.
 """
 
 import logging
@@ -25,12 +25,12 @@ from router.config.settings.fleet_settings import TOMBSTONE_MAX_S, TOMBSTONE_S
 from router.decide.core.core import DRAINED_MAX, RouterCore
 
 AHEAD_MAX_S = 86_400.0
-"""A command from further ahead of our clock counts as given when it came, so that later ones always
-find a time that is newer; below that, all replicas go by the time in the command."""
+"""Seconds. A command whose time is further ahead of our clock counts as given when it came, so that
+later commands can have a newer time; else all replicas use the time in the command."""
 _STEP_S = 1e-6
 _IDS_MAX = 1024
 _REGISTERS = {"drain": ("drain",), "undrain": ("drain", "remove"), "remove": ("remove",)}
-"""Which registers a command writes to. A resync writes to none: nothing of it lasts."""
+"""Action of a command -> registers that it writes to. A resync writes to none."""
 
 log = logging.getLogger("kvroute")
 audit = logging.getLogger("kvroute.audit")
@@ -41,7 +41,7 @@ class _Held(NamedTuple):
 
     control: Control
     ends_s: float
-    """When it ends by our clock; inf for all but removals."""
+    """When the command ends, by this router's clock; inf for all but removals."""
 
     @property
     def order(self) -> tuple[float, str]:
@@ -59,7 +59,8 @@ class FleetCommands:
         on_resync: Callable[[str], None] = lambda _worker_id: None,
         on_removed: Callable[[str, float], None] = lambda _worker_id, _at_s: None,
     ) -> None:
-        """on_removed: called with a worker's id and the time of the command."""
+        """on_resync: called with the id of a worker to read again. on_removed: called with the id
+        of a removed worker and the time of the command."""
         self._core = core
         self._clock = clock
         self._given = 0
@@ -68,9 +69,9 @@ class FleetCommands:
             "drain": OrderedDict(),
             "remove": OrderedDict(),
         }
-        """Commands by action and worker id, the one that was written to longest ago in front."""
+        """Register -> worker id -> its newest command, the one written longest ago in front."""
         self.changes = 0
-        """Times that what is in force may have changed."""
+        """Number of times that the commands in force may have changed."""
         self.counts: Counter[str] = Counter()
         """Commands by action, and those that were `overtaken` or came from `far_ahead`."""
         self._on_resync = on_resync
@@ -84,7 +85,7 @@ class FleetCommands:
     def give(self, action: str, worker_id: str, tombstone_s: float = 0.0, by: str = "") -> Control:
         """Makes a command of this replica, newer than all commands that it knows of the worker.
 
-        by: the identity of its author.
+        tombstone_s: seconds of a removal; 0: TOMBSTONE_S. by: the identity of its author.
         """
         self._given += 1
         name = f"{self._core.replica}-{self._given}"
@@ -129,7 +130,7 @@ class FleetCommands:
         return f"{name}, {len(fleet.view.ranks(worker_id))} ranks"
 
     def overtaken(self, control: Control) -> bool:
-        """Whether a newer command has voided a part of one that was applied here."""
+        """Whether a newer command has replaced one that was applied here, in full or in part."""
         return any(
             (held := self._registers[name].get(control.worker_id)) is None
             or held.control.id != control.id
@@ -149,7 +150,7 @@ class FleetCommands:
     def in_force(self) -> list[Control]:
         """The commands in force, for a replica that has just started, the oldest first.
 
-        A removal has the time that is left of it, as its receivers compute it.
+        A removal's tombstone_s is such that it ends for its receivers when it ends here.
         """
         now_s = self._clock()
         in_force: dict[str, Control] = {}
@@ -172,7 +173,8 @@ class FleetCommands:
         return at_s
 
     def _timed(self, control: Control) -> Control:
-        """A command with a time that others can be held against."""
+        """A command with a time to order it by: its own, or, if it has none or one too far ahead of
+        our clock, a time newer than all known commands of its worker."""
         ahead_s = control.at_s - self._clock()
         if ahead_s > AHEAD_MAX_S:
             self.counts["far_ahead"] += 1
@@ -240,5 +242,5 @@ def audited(action: str, worker_id: str, by: str, before: str, after: str) -> No
 
 
 def _after(at_s: float) -> float:
-    """A little later; by more than `_STEP_S` where floats are coarser than that."""
+    """A time just after at_s: by `_STEP_S`, or by more where floats are coarser than that."""
     return max(at_s + _STEP_S, nextafter(at_s, inf))

@@ -5,7 +5,7 @@
     Report of another's reservation ──> report.<its owner> ──> there, and its outcome back
     hello of a replica that starts, or our own connection back ──> the fleet commands in force
 
-It awaits, then calls. All state changes happen on the event loop.
+All state changes happen on the event loop.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ from router.cluster.replicas.fleet_commands import FleetCommands
 from router.decide.core.core import RouterCore
 
 HEARD_PER_S = 500
-"""Messages about reserved load that a replica hears from all others together, at most: so much time
-is between two that it sends. As long as a pick of ours is unknown to them, they may pick alike."""
+"""Most messages about reserved load that a replica receives in a second from all others together:
+each pauses for it between two messages. Until a message comes, others may pick the same worker."""
 FORWARD_TIMEOUT_S = 2.0
 FORWARDS_MAX = 256
-"""Calls to other replicas under way. Each is a Report call of a client."""
+"""Most Report calls of clients that are forwarded to other replicas at the same time."""
 REPLICA_NAME = re.compile(r"[A-Za-z0-9._-]{1,127}")
 """What a replica may be called; see RouterApp.replica."""
 HELLO_JITTER_S = 0.2
@@ -50,8 +50,8 @@ class ReplicaLink:
     """Connects one replica to the others."""
 
     broker: Broker
-    """A connection of its own, since messages of a connection are read in order, and a verdict
-    about a worker would wait behind the facts of relays."""
+    """A connection for replicas' messages alone: a connection is read in order, and an ejection by
+    another replica would wait behind the facts of relays."""
     core: RouterCore
     commands: FleetCommands
     fleet: str
@@ -64,13 +64,14 @@ class ReplicaLink:
     on_heard: Callable[[], None] = lambda: None
     """Called when another replica's reserved load has changed."""
     demand: Callable[[float], Sequence[Demand]] = lambda _: ()
-    """Returns what waits in this router at a time."""
+    """Returns the requests that wait in this router at a time, in sums."""
     stopped: Callable[[], Sequence[Demand]] = lambda: ()
+    """Returns the requests that waited, and were refused, when this router stopped."""
     on_failure: InitVar[OnFailure]
     forwarded: Counter[str] = field(default_factory=Counter)
     """Report calls handed on to another replica, by their outcome."""
     _due: asyncio.Event = field(default_factory=asyncio.Event)
-    """There is something to tell."""
+    """Set when there is news for other replicas."""
     _forwards: int = 0
     _hello_at_s: float = -HELLO_S
     _subscriptions: list[Subscription] = field(default_factory=list)
@@ -143,8 +144,8 @@ class ReplicaLink:
             self._due.set()
 
     async def _tell(self) -> None:
-        """Publishes this replica's load to other replicas: at once when there is news, and then not
-        again for a while."""
+        """Publishes this replica's load to other replicas: at once when there is news, but with a
+        pause after each message (HEARD_PER_S), and else every FULL_S."""
         while True:
             wait_s = FULL_S
             if self.broker.connected:
@@ -199,8 +200,8 @@ class ReplicaLink:
         self._say_commands(now_s, f"commands for {hello.replica}")
 
     def _connection_changed(self, connected: bool) -> None:
-        """Says fleet commands again after an outage: others may have said hello before we were back
-        to hear it, and a command that was given here meanwhile has reached nobody."""
+        """Publishes the fleet commands in force after an outage: another replica's hello may have
+        been missed, and a command that was given here meanwhile has reached no replica."""
         if connected:
             self._say_commands(self.clock(), "commands after an outage")
 
@@ -210,7 +211,8 @@ class ReplicaLink:
             self._tasks.spawn(self._answer(in_force), why)
 
     async def _answer(self, in_force: list[Control]) -> None:
-        """Publishes after a random delay: all replicas answer a hello with the same commands."""
+        """Publishes commands after a random delay of HELLO_JITTER_S at most, since all replicas
+        answer a hello with the same commands."""
         await asyncio.sleep(self.rng.uniform(0, HELLO_JITTER_S))
         log.info("telling other replicas of %d fleet commands in force", len(in_force))
         publish = partial(self.broker.publish, subjects.control(self.fleet))

@@ -2,14 +2,13 @@
 
     commands ──every change──> file ──at the start──> commands
 
-A router that other replicas stand beside learns from them what is in force; one that is alone has
-only this file. Drains and removals survive in it, with what is left of a removal's time;
-registrations don't.
+A router with other replicas learns the commands in force from them; one that is alone has only this
+file. It holds drains and removals, with the time left of each removal, but no registrations.
 
 Laws:
-- the file is whole, whenever the process or the machine ends: a new one takes the old one's place;
-- a file that can't be read ends nothing: it is counted, logged, and written again with the next
-  command.
+- the file is whole, whenever the process or the machine ends: a new file takes the old one's place;
+- a file that can't be read does not stop the router: it is counted, logged, and written again with
+  the next command.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ from router.cluster.replicas.fleet_commands import FleetCommands
 
 VERSION = 1
 RETRY_S = 5.0
-"""Seconds between two attempts at a disk that takes nothing."""
+"""Seconds between two attempts to write a file that can't be written."""
 
 log = logging.getLogger("kvroute")
 
@@ -49,14 +48,14 @@ class FleetState:
     fleet: str
     commands: FleetCommands
     counts: Counter[str] = field(default_factory=Counter)
-    """Reads and writes by result."""
+    """Number of reads and writes of the file, by result."""
     _kept: int = 0
-    """Changes of the commands that are in the file."""
+    """The value of commands.changes when the file was last written."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _due: asyncio.Event = field(default_factory=asyncio.Event)
 
     def restore(self) -> None:
-        """Applies the commands in the file, and saves changes from then on."""
+        """Applies the commands in the file, and has `run` save changes from then on."""
         for control in self._read():
             self.commands.apply(control)
         self.commands.on_change(self._due.set)
@@ -86,7 +85,7 @@ class FleetState:
                 await run_to_end(partial(write_file, self.path, content))
             except OSError as error:
                 self.counts["write_failed"] += 1
-                log.error("%s: the fleet commands in force can't be kept: %s", self.path, error)
+                log.error("%s: the fleet commands in force can't be saved: %s", self.path, error)
                 return False
             self.counts["written"] += 1
             self._kept = writing
@@ -111,8 +110,8 @@ class FleetState:
     def _unreadable(self, why: str) -> list[Control]:
         self.counts["unreadable"] += 1
         log.error(
-            "%s can't be read, so drains and removals of before are lost unless another replica"
-            " tells them: %s",
+            "%s can't be read, so earlier drains and removals are lost unless another replica"
+            " sends them: %s",
             self.path,
             why,
         )

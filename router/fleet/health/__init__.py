@@ -1,1 +1,1 @@
-"""Which workers answer, fail, or hold fewer blocks than their events say. Pure."""
+"""Finds workers that fail, don't answer, or hold fewer blocks than their events say. Pure."""

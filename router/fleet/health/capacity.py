@@ -1,25 +1,26 @@
 """Workers' capacity where no setting names it: learned from samples of load, and from how
 requests end. Pure.
 
-    estimated slots = the most requests ever seen running, once two samples in which others waited
-                      agree on that number; with one more picked beyond, which proves it again.
-                      Until then the largest estimate of a worker that is configured alike
-    block share     = of a worker's KV blocks, those that picks may promise: lower with each request
+    estimated slots = the most requests that samples showed running, once AGREEING samples had that
+                      number running while others waited; until then the largest estimate of a
+                      worker that is configured alike. Picks may exceed it by one request, which
+                      shows an estimate that is too low
+    block share     = share of a worker's KV blocks that picks may promise: lower with each request
                       that the engine preempts, higher with each that it serves to its end
 
-Neither is certain, so that both only put a worker *over its estimate*: it gets nothing
-while another of its pool has room, and requests as before when none has. No request is refused for
-what is only learned.
+Neither is certain, so that both only put a worker *over its estimate*: it gets no requests while
+another worker of its pool has room, and gets them when none has. No request is refused by a learned
+bound.
 
-The share is Chitu's kvcache_block_threshold, with steps instead of halving and of full recovery: a
-router sees preemptions a second late, and several at once.
+The block share is like Chitu's kvcache_block_threshold, but moves in small steps where Chitu halves
+it and restores it at once: a router sees preemptions a second late, and several at once.
 
 Laws:
 - estimated slots are never fewer than requests were seen running at once in that epoch;
 - no estimate before two samples agree, of the worker or of one that is configured alike, and none
   for a worker whose slots are known;
-- the share stays between BLOCK_PERCENT_MIN and 100 percent, and is 1 where nothing was preempted;
-- what is known of a worker ends with it, and with its epoch.
+- the block share is BLOCK_PERCENT_MIN to 100 percent, and 100 where no request was preempted;
+- what was learned of a worker is forgotten with the worker, and when its epoch ends.
 """
 
 from collections.abc import Callable, Iterable
@@ -33,11 +34,11 @@ from indexer.identity import WorkerKey
 from router.config.settings.health_settings import CapacitySettings
 
 AGREEING = 2
-"""Samples that must agree on the requests that run while others wait."""
+"""Samples that must show the same number of running requests while others wait."""
 BLOCK_PERCENT_MAX = 90
-"""Percentage of a worker's KV blocks in use, from which on waiting requests may wait for blocks. A
-prompt that waits for blocks needs a few percent of a cache; a larger one makes an estimate that the
-next request disproves."""
+"""Percentage of a worker's KV blocks in use, from which on waiting requests may wait for blocks and
+not for slots. A prompt mostly needs a few percent of a cache; a larger one that waits for blocks
+makes a wrong estimate, which the next request corrects."""
 PREEMPTION_PERCENT = 5.0
 """Percentage of a worker's KV blocks by which a preempted request lowers what picks promise."""
 SERVED_PERCENT = 1.0
@@ -53,22 +54,22 @@ class Room(NamedTuple):
     """The part of a worker that picks may use. NaN: unknown."""
 
     slots: float
-    """Requests; of an estimate, one more than it."""
+    """Requests that the worker may have at once: slots_known, or one more than the estimate."""
     slots_known: float
-    """Requests, where the engine or the configuration says how many it runs at once."""
+    """Requests that the worker can run at once, as its engine or the configuration says."""
     blocks: float
     """Canonical KV blocks that picks may promise."""
     prefill_tokens: float
-    """Prompt tokens that wait to be computed: at so many, and beyond, the worker has no room. NaN
-    for this and the next two is no bound."""
+    """Bound on prompt tokens that wait to be computed: a worker at the bound has no room. NaN: no
+    bound."""
     prefills: float
-    """Requests of this router whose prompts it computes; as above."""
+    """Bound on requests of this router whose prompts the worker still computes. NaN: no bound."""
     decodes: float
-    """Requests of this router whose prompts are computed; as above."""
+    """Bound on requests of this router whose prompts are computed. NaN: no bound."""
 
 
 class Kind(NamedTuple):
-    """Workers that say the same of all this are configured alike, as far as anyone can tell."""
+    """Fields of a heartbeat: workers for which all of them are equal count as configured alike."""
 
     model: str
     engine: str
@@ -93,12 +94,12 @@ class _Learned:
     epoch: Epoch
     kind: Kind
     preemptions: int
-    """Preemptions, as the engine last counted them."""
+    """Requests preempted since the engine's start, by its last sample."""
     sampled_at_s: float | None = None
     """Time of the last sample, on the relay's clock."""
     running_max: int = 0
     agreeing: int = 0
-    """Samples that show so many running while others wait for a slot."""
+    """Samples with running_max requests running while others wait for a slot; AGREEING at most."""
     block_share: float = 1.0
 
     @property
@@ -106,7 +107,7 @@ class _Learned:
         return self.running_max if self.agreeing >= AGREEING else None
 
     def on_sample(self, heartbeat: Heartbeat) -> None:
-        """Takes over a sample of load; the same one again changes nothing."""
+        """Learns from a heartbeat's sample of load; a sample seen before changes nothing."""
         if heartbeat.sampled_at_s == self.sampled_at_s:
             return
         self.sampled_at_s = heartbeat.sampled_at_s
@@ -126,15 +127,16 @@ class Capacities:
     def __init__(
         self, settings: CapacitySettings, on_kind: Callable[[], None] = lambda: None
     ) -> None:
-        """on_kind: called when the largest estimate of a kind changed: news of all its workers."""
+        """on_kind: called when the largest estimate of a Kind has changed, and with it the capacity
+        of those of its workers that lack an own estimate."""
         self._settings = settings
         self._on_kind = on_kind
         self._learned: dict[WorkerKey, _Learned] = {}
         self._of_kind: dict[Kind, int] = {}
-        """The largest estimate of slots of any worker of a kind."""
+        """Kind -> the largest estimate of slots of its workers."""
         self.preempted: set[WorkerKey] = set()
-        """Workers whose block share is below 1: each of their served requests must go to
-        `on_served`."""
+        """Workers whose block share is below 1: `on_served` must be called for each request that
+        they serve."""
 
     def __len__(self) -> int:
         return len(self._learned)
@@ -195,8 +197,8 @@ class Capacities:
         """Estimated slots of a worker; None: its slots are configured or reported, or can't be
         estimated yet.
 
-        A worker without an estimate of its own has that of workers configured alike, so that it is
-        not preferred to them because its queue counts as none.
+        A worker without an estimate of its own has the largest of workers configured alike, so that
+        it is not preferred to them as if it had no queue.
         """
         known = self._of(key, heartbeat)
         if known is None or heartbeat.total_slots:
@@ -226,7 +228,7 @@ class Capacities:
         )
 
     def _weigh(self, kind: Kind) -> None:
-        """An estimate of a worker of this kind has changed."""
+        """Finds the largest estimate of a kind again, after that of one of its workers changed."""
         slots = [known.slots for known in self._learned.values() if known.kind == kind]
         largest = max((count for count in slots if count is not None), default=0)
         if largest != self._of_kind.get(kind, 0):
@@ -242,8 +244,8 @@ class Capacities:
 
 
 def _waits_for_slots(heartbeat: Heartbeat) -> bool:
-    """Whether requests may wait for a slot: as far as the sample shows not for KV blocks, and not
-    for a KV cache that has to come from elsewhere."""
+    """Whether a sample's waiting requests wait for slots, as far as it shows: not for KV blocks,
+    and not for a KV cache that another worker has to send."""
     if not (heartbeat.running and heartbeat.waiting and heartbeat.total_blocks):
         return False
     if heartbeat.used_blocks is None or heartbeat.role != "both" or heartbeat.kv_connector:

@@ -1,16 +1,17 @@
-"""How long first tokens take, and the workers from which none come. Pure: no clock, no I/O.
+"""Measures how long first tokens take, and for how long each worker has owed one. Pure.
 
-A worker waits while requests of ours there have no first token, since the last one that came. What
-is long is learned from all workers: callers that report nothing before the end of an answer teach
-the time of whole answers, and those that report nothing at all make nobody overdue.
+A worker owes a first token while this router's requests wait there for one; the time counts from
+the last first token that the worker gave. The usual time is a mean over all workers: if callers
+report nothing before an answer's end, it is that of whole answers. Without any reports, no worker
+is overdue.
 """
 
 from indexer.identity import WorkerKey
 
 LEARNED_MIN = 10
-"""First tokens from which on the mean says something."""
+"""First tokens that must have come before the mean is used."""
 _KEPT = 16
-"""The mean is over about so many of the last ones."""
+"""Number of the latest first tokens that the mean is about."""
 
 
 class FirstTokens:
@@ -21,7 +22,8 @@ class FirstTokens:
         """Mean seconds from the pick to the first token."""
         self._count = 0
         self._owed: dict[WorkerKey, tuple[float, int]] = {}
-        """Time since which a worker owes a first token, and how many of all workers came before."""
+        """Worker -> time since which it owes a first token, and the first tokens of all workers
+        counted by then."""
 
     def on_first(self, after_s: float) -> None:
         """Records the first token of a request, after_s seconds after its pick."""
@@ -30,9 +32,10 @@ class FirstTokens:
         self.mean_s += (after_s - self.mean_s) / kept
 
     def owed_for_s(self, worker: WorkerKey, owes: bool, last_s: float, now_s: float) -> float:
-        """Seconds that a worker owes a first token, while others gave as many as it takes to tell.
+        """Seconds for which a worker has owed a first token; 0 if it owes none, or if too few came
+        from all workers since then (`may_judge`).
 
-        owes: whether enough requests wait there. last_s: when its last first token came.
+        owes: whether enough requests wait there. last_s: when the worker's last first token came.
         """
         if not owes:
             self._owed.pop(worker, None)
@@ -44,11 +47,11 @@ class FirstTokens:
         return now_s - since_s if self.may_judge(self._count - count) else 0.0
 
     def may_judge(self, since: int = LEARNED_MIN) -> bool:
-        """Whether callers report first tokens at all. since: number of first tokens that came while
-        one was owed.
+        """Whether callers report enough first tokens to call a worker late: LEARNED_MIN in all, and
+        3 of any worker while this one owes its own (`since`).
         """
         return self._count >= LEARNED_MIN and since >= 3
 
     def forget(self, worker: WorkerKey) -> None:
-        """Forgets what a worker owed, since no request waits there for a first token."""
+        """Forgets since when a worker owes a first token."""
         self._owed.pop(worker, None)

@@ -1,25 +1,26 @@
-"""Outlier detection: workers at which requests fail get none for a while.
+"""Outlier detection: a worker at which requests fail gets no requests for a while.
 
     in use ──failures, refused connections, first tokens that never come──> ejected
     ejected ──ejection_s, doubled each time──> probing ──probes served──> in use
                                                   └──a probe fails──> ejected
 
-Evidence is what callers report of their requests. One caller's word alone is held against what
-the others, and the worker's relay, see: as long as they see the worker serve, it ejects nobody. A
-caller is a host, as far as an address tells: callers behind one proxy count as one, and a caller
+The evidence is what callers report of their requests. Failures that one caller alone reports are
+compared with what other callers and the worker's relay see: while these see the worker serve, it is
+not ejected. A caller is known by its address: callers behind one proxy count as one, and a caller
 with several addresses as several.
 
 Pure: no clock, no I/O.
 
 Laws:
-- a request that its client gave up, or broke, counts neither for nor against a worker;
+- a request that failed by its client's fault, or was cancelled, counts neither for nor against a
+  worker;
 - error answers alone never eject more than `pool_percent` of the workers of one model and role;
-- nobody is ejected for longer than `ejection_max_s` at a time without being probed, unless its
-  engine refuses connections and its relay has not seen it answer since;
-- while a worker is probed, at most `probes` requests are in flight there that were sent since;
-- what one caller, and one only, holds against a worker doesn't outlast another's success there;
-- what two callers hold against a worker that refuses their connections outlasts the successes of
-  requests that were picked before: those say nothing of a port that is closed by now.
+- no worker stays ejected for longer than `ejection_max_s` without being probed, unless its engine
+  refused connections and has not answered its relay since;
+- while a worker is probed, at most `probes` requests that were sent since then are in flight there;
+- an ejection by the reports of one caller alone ends when another caller's request is served there;
+- an ejection by refused connections of two callers is not ended by successes of requests that were
+  picked before: they say nothing of a port that was closed later.
 """
 
 from array import array
@@ -35,16 +36,17 @@ from events.feed.replicas import Verdict
 from indexer.identity import WorkerKey
 
 CALLERS_MAX = 16
-"""Remembered of each worker, those that reported last."""
+"""Callers remembered for each worker, those that reported last."""
 OUTCOMES_MAX = 64
-"""Requests remembered of each caller and worker, so that a busy caller still counts as one."""
+"""Latest outcomes remembered for each caller and worker, so that a busy caller does not outweigh
+all others."""
 NEWS_MAX = 100
 RELAY = "its relay"
-"""Takes part as a caller that only ever sees the worker serve."""
+"""Name of a worker's relay among its callers; it can only report that the worker serves."""
 
 
 class Fault(StrEnum):
-    """What shows that a request failed by its worker's fault."""
+    """How a request failed by its worker's fault."""
 
     ERROR = "error"
     TIMEOUT = "timeout"
@@ -77,7 +79,7 @@ BEING_PROBED = "ejected: being probed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutlierBounds:
-    """When a worker is ejected, and for how long: constants that only tests change.
+    """Constants that say when a worker is ejected, and for how long; only tests change them.
 
     docs/operate.md#workers-at-which-requests-fail says how they work together.
     """
@@ -88,10 +90,10 @@ class OutlierBounds:
     failure_percent: int = 30
     """Percentage of the worker's last requests that must have failed to eject it."""
     requests_min: int = 10
-    """Requests from which on the percentage counts. Engines get few requests a second, so Envoy's
-    volume of 100 would see nothing."""
+    """Fewest requests within window_s for failure_percent to count. Engines get few requests a
+    second, so that Envoy's minimum of 100 would never be reached."""
     window_s: float = 10.0
-    """Seconds for which an outcome counts for the percentage."""
+    """Seconds for which an outcome counts for failure_percent."""
     pool_percent: int = 50
     """Percentage of the workers of a model and role that error answers alone may eject: a fault of
     all workers must not empty the fleet."""
@@ -100,14 +102,15 @@ class OutlierBounds:
     ejection_max_s: float = 20.0
     """Seconds of an ejection, at most, so that a worker that is well is back within 30 s."""
     calm_s: float = 60.0
-    """Seconds without a failure, after which ejections begin short again."""
+    """Seconds without a failure, after which the next ejection lasts ejection_s again."""
     probes: int = 3
     """Requests that a worker must serve after an ejection before it is in use."""
     alone_s: float = 1.0
-    """Seconds for which one caller's failures wait for those of other callers."""
+    """Seconds from failures that one caller alone reports to the worker's ejection, in which other
+    callers may report what they see."""
     refused_alone_s: float = 0.3
-    """Seconds for which one caller's refused connection waits for those of other callers: an engine
-    that is gone refuses all callers, so the second report comes soon."""
+    """Seconds from a refused connection that one caller alone reports to the worker's ejection: an
+    engine that is gone refuses all callers, so the second report comes soon."""
     grace_s: float = 0.1
     """Seconds after a failure within which a success does not undo it: reports of two callers come
     in any order."""
@@ -115,10 +118,10 @@ class OutlierBounds:
     """Seconds by which an engine's answer to its relay must be later than a refused connection to
     count as later: clocks of two hosts differ."""
     hang_s: float = 1.0
-    """Seconds that a first token may come after hang_factor times the predicted time."""
+    """Seconds by which a first token may be later than hang_factor times the predicted time."""
     hang_factor: float = 3.0
     hang_requests: int = 3
-    """Requests that owe first tokens, from which on a worker may hang."""
+    """Fewest requests that wait for first tokens at a worker, for it to count as hanging."""
 
 
 @dataclass(slots=True)
@@ -127,26 +130,26 @@ class _Voice:
 
     heard_s: float = -inf
     served_s: float = -inf
-    """When it last saw the worker serve."""
+    """When the caller last reported that the worker served a request."""
     distrusted_until_s: float = -inf
-    """Others saw the worker serve when this one said that it doesn't."""
+    """Time until which the caller's failures count less, since others saw the worker serve."""
     count: int = 0
-    """Outcomes that it has reported; the last OUTCOMES_MAX of them are remembered."""
+    """Outcomes that the caller has reported; the last OUTCOMES_MAX of them are remembered."""
     times: "array[float]" = field(default_factory=lambda: array("d", bytes(8 * OUTCOMES_MAX)))
-    """When each was reported, at its number modulo OUTCOMES_MAX. Numbers in place, since each
-    served request of each worker writes here: objects of their own cost more than the rest."""
+    """Times of the last outcomes: that of outcome n is at place n modulo OUTCOMES_MAX. Each served
+    request is written here, and an object for each would cost more than all else does."""
     failed: int = 0
-    """A bit for each of these places: the request failed."""
+    """A bit for each place of `times`: 1 if that request failed."""
 
     def note_failure(self, now_s: float) -> None:
-        """`Outliers.on_served` has the same for a request that was served."""
+        """Records a failed request; `Outliers.on_served` records a served one by itself."""
         place = self.count % OUTCOMES_MAX
         self.times[place] = now_s
         self.failed |= 1 << place
         self.count += 1
 
     def since(self, since_s: float) -> tuple[int, int]:
-        """How many requests failed, and how many there were, after a time."""
+        """Numbers of failed and of all requests that were reported after since_s."""
         known = range(min(self.count, OUTCOMES_MAX))
         recent = [place for place in known if self.times[place] > since_s]
         return sum(self.failed >> place & 1 for place in recent), len(recent)
@@ -160,43 +163,45 @@ class Standing:
     failures: int = 0
     """Failures in a row."""
     only_hard: bool = True
-    """All of these were timeouts or refused connections."""
+    """Whether all failures in a row were timeouts or refused connections."""
     accusers: set[str] = field(default_factory=set)
-    """Callers that reported these; two at most are remembered."""
+    """Callers that reported the failures in a row; two at most are remembered."""
     refusers: set[str] = field(default_factory=set)
     """Callers whose connections were refused since `refused_s`; two at most are remembered."""
     refused_s: float = inf
-    """When the first of them said so; no request that was picked later is known to be served."""
+    """When the first of `refusers` reported; no request picked later is known to be served."""
     accepted_s: float = -inf
-    """When the last request was picked that was served."""
+    """Latest time at which a request was picked that the worker served."""
     served_s: float = -inf
-    """When anybody saw the worker serve."""
+    """When a caller last reported that the worker served a request."""
     failed_s: float = -inf
     accused: Cause | None = None
-    """A caller's accusation waits for observations of others, from `accused_s` to `due_s`."""
+    """Cause of the ejection that one caller's reports bring about at `due_s`, unless others see the
+    worker serve after `accused_s`; None: there is none."""
     accused_by: str = ""
     accused_s: float = 0.0
     due_s: float = 0.0
     cause: Cause | None = None
-    """Why it is ejected; None: it is in use."""
+    """Why the worker is ejected; None: it is in use."""
     accuser: str = ""
-    """The caller or replica on whose word alone it is; empty: there is more against it."""
+    """The only caller or replica by whose reports the worker is ejected; empty: there is further
+    evidence."""
     replica: str = ""
     """Name of the replica that ejected the worker, where the cause is REPLICA."""
     ejected_s: float = 0.0
     until_s: float = 0.0
     times: int = 0
-    """Ejections, without calm between them."""
+    """Ejections without calm_s seconds between them."""
     needs_sample: bool = False
-    """The engine must have answered its relay before the worker is probed."""
+    """Whether the engine must answer its relay before the worker is probed."""
     probing: bool = False
     probes: dict[str, float] = field(default_factory=dict)
-    """Open reservations that probe it, and when they were made; inf: it has served them."""
+    """Open reservation that probes the worker -> time of its pick; inf: its request was served."""
     served: int = 0
-    """Requests sent since the ejection that were."""
+    """Requests sent since the ejection that were served."""
     relay_s: float = -inf
     relay_seq: int = 0
-    """Sequence number of the last facts message by the last heartbeat, which came at relay_s."""
+    """Number of the worker's last facts message when its last heartbeat came, at relay_s."""
 
 
 class Outliers:
@@ -221,13 +226,13 @@ class Outliers:
         self.bounds = bounds or OutlierBounds()
         self.ejections: Counter[Cause] = Counter()
         self.withheld: Counter[str] = Counter()
-        """Ejections that did not come about, by what was against them."""
+        """Ejections that were not carried out, by the reason, one of WITHHELD."""
         self.probes: Counter[str] = Counter()
         self.callers_forgotten = 0
         self.probing: dict[WorkerKey, Standing] = {}
-        """Workers that are being probed: each of their picks must go to `on_pick`."""
+        """Workers that are being probed: `on_pick` must be called for each of their picks."""
         self.changes = 0
-        """Changes that other replicas should hear of."""
+        """Number of changes that are news for other replicas."""
         self._standings: dict[WorkerKey, Standing] = {}
         self._ejected: dict[WorkerKey, Standing] = {}
         """Workers that are ejected or being probed."""
@@ -335,8 +340,8 @@ class Outliers:
         """Records what a worker's heartbeat shows. others: requests at the worker that neither this
         router nor other replicas sent.
 
-        seq: number of the worker's last facts message. A worker that computes blocks while it has
-        requests of others does serve.
+        seq: number of the worker's last facts message. A worker that publishes facts while it has
+        such requests does serve.
         """
         standing = self._standings.get(worker)
         if standing is None:
@@ -403,14 +408,14 @@ class Outliers:
     def judge(self, now_s: float) -> None:
         """Ejects workers that one caller accused, and that no other evidence cleared in time.
 
-        The driver calls this more often than `tick`: a dead worker has half a second.
+        The driver calls this more often than `tick`, to eject a dead worker within half a second.
         """
         for worker, standing in list(self._accused.items()):
             if standing.accused is not None and now_s >= standing.due_s:
                 self._eject(worker, standing, standing.accused, now_s, standing.accused_by)
 
     def tick(self, now_s: float) -> None:
-        """Does what is due by time."""
+        """Judges accused workers, and begins to probe workers whose ejection is over."""
         self.judge(now_s)
         for worker, standing in list(self._ejected.items()):
             if standing.probing or now_s < standing.until_s:
@@ -423,13 +428,13 @@ class Outliers:
                 self._on_change(worker)
 
     def take_news(self) -> list[str]:
-        """Sentences about the changes since the last call, at most NEWS_MAX."""
+        """Log lines about ejections and their ends since the last call, the latest NEWS_MAX."""
         news = list(self._news)
         self._news.clear()
         return news
 
     def forget(self, worker: WorkerKey) -> None:
-        """Forgets a worker that left the fleet view."""
+        """Forgets all evidence about a worker, as when it left the fleet view."""
         self._standings.pop(worker, None)
         self._accused.pop(worker, None)
         self.probing.pop(worker, None)
@@ -459,11 +464,13 @@ class Outliers:
             standing.times = 0
 
     def _busy(self, standing: Standing) -> bool:
-        """Whether as many probes are in flight as may be: one more than were served."""
+        """Whether a probed worker has as many probes in flight as it may: one more than it has
+        served, and `probes` at most."""
         return len(standing.probes) > min(standing.served, self.bounds.probes - 1)
 
     def _refuse(self, standing: Standing, caller: str, now_s: float) -> None:
-        """Notes a refused connection; the second caller's makes it more than one's word."""
+        """Records a caller's refused connection; once two callers had one, the ejection no longer
+        rests on one caller alone."""
         if now_s - standing.refused_s >= self.bounds.window_s:
             standing.refusers.clear()
         if not standing.refusers:
@@ -476,8 +483,8 @@ class Outliers:
     def _accuse(
         self, worker: WorkerKey, standing: Standing, cause: Cause, caller: str, now_s: float
     ) -> None:
-        """Ejects a worker: at once if a second caller says so, or if nobody was seen to be served
-        that could say otherwise; else once others had time to."""
+        """Ejects a worker at once if two callers accuse it, or if no other caller was served there
+        within window_s; else after a wait in which others may report that they are served."""
         bounds = self.bounds
         accused_by = {*standing.accusers, standing.accused_by} - {""}
         if cause is Cause.REFUSED:
@@ -502,8 +509,8 @@ class Outliers:
     def _seen_to_serve(
         self, worker: WorkerKey, standing: Standing, caller: str, since_s: float, now_s: float
     ) -> None:
-        """A worker has served since a time, as this caller sees: what another one alone holds
-        against it is over."""
+        """Applies that a caller, or the relay, saw a worker serve after since_s: what another
+        caller's reports alone brought about, an accusation or an ejection, ends."""
         grace_s = self.bounds.grace_s
         in_a_row = standing.accused is Cause.FAILURES_IN_A_ROW
         if standing.accused and (in_a_row or since_s >= standing.accused_s + grace_s):
@@ -538,7 +545,8 @@ class Outliers:
         until_s: float,
         now_s: float,
     ) -> None:
-        """Another replica has ejected a worker: so do we, unless our callers knew better before."""
+        """Ejects a worker that another replica has ejected, unless this router's callers disproved
+        an ejection by that replica in the last window_s."""
         name = f"replica {replica}"
         if self._voice(standing, name, now_s).distrusted_until_s > now_s:
             self.withheld["disputed"] += 1
@@ -549,8 +557,8 @@ class Outliers:
             standing.needs_sample = cause == Cause.REFUSED
 
     def _fails_too_often(self, standing: Standing, now_s: float) -> bool:
-        """Whether too large a share of the last requests failed; and of those, too, that all but
-        the caller with most failures report, if they saw any served."""
+        """Whether failure_percent of the last requests failed; if callers besides the one with most
+        failures saw any served, failure_percent of theirs must have failed, too."""
         bounds, since_s = self.bounds, now_s - self.bounds.window_s
         counts: dict[str, tuple[int, int]] = {}
         for name, voice in standing.voices.items():
@@ -581,8 +589,8 @@ class Outliers:
         accuser: str = "",
         until_s: float | None = None,
     ) -> None:
-        """Ejects a worker, unless too many of its group are ejected. until_s: None: for twice as
-        long as the last time."""
+        """Ejects a worker, unless too many of its group are ejected. until_s: end of the ejection;
+        None: after twice the seconds of the last one."""
         bounds = self.bounds
         self._acquit(worker, standing)
         soft = cause in (Cause.FAILURE_SHARE, Cause.REPLICA) or (
@@ -607,7 +615,7 @@ class Outliers:
         self._ejected[worker] = standing
         self.ejections[cause] += 1
         self.changes += 1
-        word = f", on the word of {accuser}" if accuser else ""
+        word = f", as {accuser} alone reports" if accuser else ""
         self._news.append(
             f"worker {worker} gets no requests for {until_s - now_s:.1f} s:"
             f" {_REASONS[cause].removeprefix('ejected: ')}{word}"
@@ -615,13 +623,14 @@ class Outliers:
         self._on_change(worker)
 
     def _within_share(self, worker: WorkerKey) -> bool:
-        """Whether one more of a worker's group may be ejected."""
+        """Whether pool_percent lets one more worker of this worker's group be ejected."""
         group = self._group(worker)
         ejected = sum(other in self._ejected for other in group if other != worker)
         return 100 * (ejected + 1) <= self.bounds.pool_percent * len(group)
 
     def _answers(self, worker: WorkerKey, standing: Standing) -> bool:
-        """Whether an ejected worker's engine may be there again, as far as its relay knows."""
+        """Whether an ejected worker may be probed: where it refused connections, its engine must
+        have answered its relay since, if the relay takes samples."""
         if not standing.needs_sample:
             return True
         sampled_at_s = self._sampled_at_s(worker)

@@ -1,18 +1,18 @@
-"""Whether engines reuse what the index says they hold: predictions held against reports.
+"""Compares cached tokens that engines report with those that the index predicted at the pick.
 
     reported = predicted, to a block   the index is right
-    reported > predicted               it lacks blocks: those of a partial stream are learned
-    reported < predicted               it holds too much, unless the blocks went after the pick
+    reported > predicted               the index lacks blocks; it learns those of a partial stream
+    reported < predicted               the index has too many, unless they were removed since
 
-A shortfall proves little by itself: requests for prompt log probabilities reuse nothing, and a
-block may be reported as gone, and stored again by the very request that missed it, before that
-request's report comes. So shortfalls add up until a predicted hit comes true; enough of them, and
-the stream is read again. Pure: no clock, no I/O.
+A shortfall (reported < predicted) proves little by itself: requests for prompt log probabilities
+reuse nothing, and a block may be removed, and stored again by the very request that missed it,
+before that request's report comes. So shortfalls add up to a suspicion, which ends when a predicted
+hit comes true; at SUSPICION_MAX the worker's stream is read again: a resync. Pure.
 
 Laws:
 - a predicted hit that came true ends all suspicion: exact reports never lead to a resync;
-- shortfalls on a live stream with no such hit between them do, after SUSPICION_MAX of them at most,
-  unless the worker's last resync is too recent;
+- shortfalls on a live stream with no such hit between them lead to a resync, after SUSPICION_MAX of
+  them at most, unless the worker's last resync is too recent;
 - a worker waits RESYNC_S from one resync to the next, each time twice as long, up to RESYNC_MAX_S,
   until hits come true again; the fleet begins at most RESYNCS_MAX of them in RESYNCS_WINDOW_S.
 """
@@ -32,11 +32,11 @@ from router.fleet.reservations.reservations import Reservation
 
 SUSPICION_MAX = 30
 _SUSPICION_CALM = 10
-"""A shortfall while no block of the worker went: three of them are enough."""
+"""Suspicion that a shortfall adds if no block of the worker was removed since the pick."""
 _SUSPICION_BUSY = 1
-"""While some did, it may have been the ones that were missed."""
+"""Suspicion that a shortfall adds if blocks were removed since, perhaps the missed ones."""
 TRUE_RUN = 3
-"""Hits in a row that make a worker's next resync wait no longer than the first."""
+"""Predicted hits in a row that come true, after which a worker's next wait is RESYNC_S again."""
 RESYNC_S = 30.0
 RESYNC_MAX_S = 600.0
 RESYNCS_MAX = 16
@@ -44,34 +44,34 @@ RESYNCS_WINDOW_S = 10.0
 
 
 class CheckResult(StrEnum):
-    """A report's verdict on the index; the metric label."""
+    """What a report shows of the index; its values are values of a metric's label."""
 
     EXACT = "exact"
     COLD = "cold"
-    """Nothing reused, and hardly more predicted: says nothing."""
+    """Nothing was reused, or nothing predicted, and at most a block of the other: no evidence."""
     UNDER = "under"
-    """More reused than predicted, and the index lacks it still."""
+    """More was reused than predicted, and the index still lacks the blocks."""
     OVER = "over"
-    """Less reused than predicted, and the index claims it still."""
+    """Less was reused than predicted, and the index still has the blocks."""
     EXPLAINED = "explained"
-    """Off, but so says the index too by now."""
+    """Reported and predicted differ, but the index has changed since and agrees with the report."""
     UNTRUSTED = "untrusted"
     """The stream was not live all the time since the pick, or the prompt's content is not known, so
-    nothing was claimed."""
+    that the index predicted nothing."""
 
 
 @dataclass(slots=True)
 class Record:
-    """The reports on a worker, in sum."""
+    """Counts over the reports on one worker."""
 
     suspicion: int = 0
-    """0 ... SUSPICION_MAX"""
+    """Sum that shortfalls have added since a hit came true: 0 to SUSPICION_MAX."""
     true_run: int = 0
     """Predicted hits that came true, in a row."""
     blind_run: int = 0
-    """Reports UNDER of which nothing was predicted, since a predicted hit came true."""
+    """Reports UNDER for which nothing was predicted, since a predicted hit last came true."""
     phantom_run: int = 0
-    """Reports OVER of which nothing was reused, since a predicted hit came true."""
+    """Reports OVER for which nothing was reused, since a predicted hit last came true."""
     resyncs: int = 0
     """Resyncs since TRUE_RUN hits came true in a row."""
     wait_s: float = RESYNC_S
@@ -104,19 +104,20 @@ class SelfCheck:
         return self._records.get(worker) or Record()
 
     def on_report(self, reservation: Reservation, reported_tokens: int, now_s: float) -> None:
-        """The first report of a reservation on prompt tokens that the engine had cached."""
+        """Checks a reservation's first report of cached tokens. reported_tokens: prompt tokens that
+        the engine had cached."""
         source = self._view.sources.get(reservation.worker)
         if source is not None:
             self.results[self._check(source, reservation, reported_tokens, now_s)] += 1
 
     def on_forgotten(self, workers: Iterable[WorkerKey]) -> None:
-        """Workers that left the view."""
+        """Forgets workers that left the fleet view."""
         for worker in workers:
             self._records.pop(worker, None)
             self._due.pop(worker, None)
 
     def begin_resyncs(self, now_s: float) -> list[Pull]:
-        """Begins the resyncs that are due, as many as may be; the caller performs the pulls."""
+        """Begins the resyncs that are due and allowed; returns pulls, which the caller performs."""
         pulls: list[Pull] = []
         while self._due and not self._too_many(now_s):
             worker = next(iter(self._due))
@@ -176,7 +177,7 @@ class SelfCheck:
         return CheckResult.UNDER
 
     def _known_blocks(self, source: Source, prefixes: HashArray) -> int:
-        """Blocks of a prompt's start that a worker holds now by its events."""
+        """Number of a prompt's leading blocks that a worker holds now, by its events."""
         return int(self._view.index.match(prefixes).held()[source.slot])
 
     def _suspect(self, source: Source, record: Record, picked_at_s: float, now_s: float) -> None:

@@ -1,7 +1,7 @@
 """Log lines about workers whose heartbeats stop or begin again. Pure.
 
-Law: a worker has a line when its stream falls silent, and when it beats again; of more than
-NAMED_MAX at once the line has the number.
+Law: workers whose streams fall silent between two calls have one line, and so have those that beat
+again; the line names them, or has their number where they are more than NAMED_MAX.
 """
 
 from collections.abc import Iterable

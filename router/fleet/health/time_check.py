@@ -1,8 +1,8 @@
 """Compares predicted with measured times: to the first token, and between tokens.
 
-Predicted is the time that a pick's answer names. Measured is the time from the pick to the report
-of PREFILL_DONE, and the mean time between tokens from there to FINISHED. A request for which these
-are not reported says nothing. Pure.
+The predicted time is that in a pick's answer. The measured time is that from the pick to the report
+of PREFILL_DONE, or the mean time between tokens from there to FINISHED. A request without these
+reports is not counted. Pure.
 
 Laws:
 - entries are at most as many as open reservations;
@@ -16,21 +16,22 @@ RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.33, 2.0, 4.0, 10.0)
 
 
 class TimeCheck:
-    """The predictions of one router's open reservations, and the counted comparisons."""
+    """Predictions of one kind for a router's open reservations, and the counted comparisons."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(RATIOS) + 1)
-        """Requests by their ratio, one number for each bucket."""
+        """Number of compared requests in each bucket of RATIOS, and above the last bound."""
         self.ratios = 0.0
-        """Sum of the ratios; measured_s is that of the times, wrong_s that of their differences to
-        the predictions, both in seconds."""
+        """Sum of measured / predicted over the compared requests."""
         self.measured_s = 0.0
+        """Sum of the measured times, in seconds."""
         self.wrong_s = 0.0
+        """Sum of the differences between measured and predicted times, in seconds."""
         self.predicted_s: dict[str, float] = {}
-        """Predicted seconds by reservation, of those that may be measured yet."""
+        """Id of an open reservation -> predicted seconds, until its time is measured."""
 
     def __len__(self) -> int:
-        """Predictions that may be measured yet."""
+        """Number of predictions whose times were not measured yet."""
         return len(self.predicted_s)
 
     def on_pick(self, reservation_id: str, predicted_s: float) -> None:

@@ -1,6 +1,6 @@
 """Faults of a worker that an operator should mend: a code for machines, a sentence for people.
 
-Pure. `warnings_of` says what holds now; WarningLog, which of it is worth a line in the log.
+Pure. `warnings_of` returns the present faults; WarningLog chooses those that get a log line.
 """
 
 from collections import Counter
@@ -24,17 +24,18 @@ from router.fleet.reservations.load import WorkerLoad
 from router.request.request import Role
 
 CLOCK_SKEW_S = 5.0
-"""Difference of clocks that is worth a warning."""
+"""Seconds by which the clocks of a relay and of this router must differ for a warning."""
 UNHEARD_S = 30.0
-"""Seconds from a worker's first pick to its engine's first event: a long prompt takes its time."""
+"""Seconds after a worker's first pick without any KV event, for a warning; a long prompt takes so
+long."""
 PARTIAL_S = 600.0
 NEVER_RUN = 20
-"""Reports in a row that make a pattern."""
+"""Reports of cached tokens in a row that contradict the index, for a warning."""
 STALE_RESYNCS = 2
-"""Resyncs that changed nothing."""
+"""Resyncs in a row after which predictions were still wrong, for a warning."""
 RELAY_SENTENCES_MAX = 16
 SENTENCE_MAX = 300
-"""Characters of a relay's sentence: it comes over the network."""
+"""Characters that are kept of a relay's warning, since it comes over the network."""
 LOOK_S = 1.0
 REPEAT_S = 600.0
 LINES_MAX = 10
@@ -71,11 +72,11 @@ class WarningCode(StrEnum):
 
 
 SAID_ONCE = frozenset({WarningCode.PRIORITY_IGNORED})
-"""Codes of what may be intended: each sentence gets one line in a router's life."""
+"""Codes of warnings about what may be intended: each sentence is logged once in a router's life."""
 SAID_ONCE_MAX = 64
-"""Such sentences; further ones get no line."""
+"""Sentences with a code of SAID_ONCE that are logged; further ones are not."""
 RELAY_CODES = {"relay_failing": WarningCode.RELAY_FAILING, "ranks": WarningCode.RANKS}
-"""Codes that relays give their sentences; all others count as `relay`."""
+"""Code in a relay's heartbeat -> code of the warning; all other codes count as `relay`."""
 
 
 class WorkerWarning(NamedTuple):
@@ -90,13 +91,14 @@ class Experience(NamedTuple):
 
     record: Record
     unheard_s: float | None
-    """Seconds since the first pick, while the stream is empty; None: not picked, or not empty."""
+    """Seconds since the worker's first pick, while its stream is empty; None: it was not picked, or
+    its stream is not empty."""
     is_complete: bool
     """False: the index may lack blocks that the engine holds."""
     block_sizes: Mapping[int, int]
-    """Canonical block size -> workers of its model."""
+    """Canonical block size -> number of workers of the same model with it."""
     lacks: tuple[str, ...] = ()
-    """Why blocks are left out of its stream."""
+    """Reasons for which the worker's stream leaves out blocks (events/plane/left_out.py)."""
 
 
 def warnings_of(source: Source, known: Experience, now_s: float) -> list[WorkerWarning]:
@@ -115,9 +117,10 @@ def _of_its_relay(source: Source, heartbeat: Heartbeat, now_s: float) -> Iterato
     if source.heartbeat_overdue:
         yield WorkerWarning(
             WarningCode.NO_HEARTBEAT,
-            f"it beats, but no heartbeat of its relay could be read for"
-            f" {now_s - source.heartbeat_at_s:.0f} s, so that its address and load are those of"
-            " then: it gets what no other worker may take; see kvroute_facts_dropped_total",
+            f"its stream beats, but no heartbeat of its relay could be read for"
+            f" {now_s - source.heartbeat_at_s:.0f} s, so that its address and load may have"
+            " changed: it gets only requests that no other worker may take; see"
+            " kvroute_facts_dropped_total",
         )
     sentences = heartbeat.warnings[:RELAY_SENTENCES_MAX]
     for sentence, code in zip_longest(sentences, heartbeat.warning_codes[: len(sentences)]):
@@ -246,7 +249,7 @@ def _of_its_stream(
 
 
 def _only_commonest(block_sizes: Mapping[int, int]) -> list[int]:
-    """The size that more workers have than any other; none when several do."""
+    """The block size that most workers have, as a list; empty where several are as common."""
     most = max(block_sizes.values())
     sizes = [size for size, count in block_sizes.items() if count == most]
     return sizes if len(sizes) == 1 else []
@@ -264,10 +267,10 @@ class FleetWatch:
         self._canonical = canonical
         self._looked_at_s = -inf
         self._block_sizes: dict[str, Counter[int]] = {}
-        """Model -> canonical block size -> workers"""
+        """Model -> canonical block size -> number of workers."""
         self._unheard: dict[WorkerKey, tuple[int, float | None]] = {}
-        """Workers with an empty stream: number of the last pick at the first look, and the time
-        when a later pick was seen."""
+        """Worker with an empty stream -> number of its last pick when this was first noticed, and
+        when a later pick was noticed; None: not yet."""
 
     def on_tick(self, loads: Mapping[WorkerKey, WorkerLoad], now_s: float) -> None:
         """Updates what is known of every worker, once in LOOK_S seconds at most."""
@@ -313,7 +316,8 @@ class WarningLog:
 
     def __init__(self) -> None:
         self._said: dict[tuple[WorkerKey, WarningCode], float] = {}
-        """Warnings that got a line, or were counted in a last line, within REPEAT_S."""
+        """Worker and code -> when the warning last got a line, or was counted in a last line; those
+        of the last REPEAT_S."""
         self._said_once: set[str] = set()
 
     @override
@@ -342,7 +346,7 @@ class WarningLog:
         return lines
 
     def _is_first(self, sentence: str) -> bool:
-        """Whether a sentence had no line before, and may have one."""
+        """Whether a sentence was not logged before, and SAID_ONCE_MAX lets it be logged now."""
         if sentence in self._said_once or len(self._said_once) >= SAID_ONCE_MAX:
             return False
         self._said_once.add(sentence)

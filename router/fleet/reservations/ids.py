@@ -1,8 +1,8 @@
 """Ids of reservations, `<replica>-<token>`, which can't be guessed.
 
 A Report may end a reservation, and its id is the right to do so: a token is 64 bits of a source
-that nobody can predict, as 16 hexadecimal digits. It holds no `-`, so that the replica's name is
-what stands before the last one, as all releases read it.
+that nobody can predict, as 16 hexadecimal digits. The token holds no `-`, so that the replica's
+name is all before the last `-` of an id, as all releases read it.
 
 Law: the same source of bytes gives the same ids.
 """
@@ -22,7 +22,7 @@ class ReservationIds:
         self._prefix = f"{replica}-"
         self._random_bytes = random_bytes
         self._drawn: list[str] = []
-        """Ids that come next, from the end on."""
+        """Ids that `next` will return, the last one first."""
 
     def next(self) -> str:
         """Returns an id that no reservation has had."""

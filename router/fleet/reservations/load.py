@@ -1,14 +1,15 @@
-"""The load of workers: what engines report, fused with what we and other replicas have sent them.
+"""The load of a worker: what its engine reports, fused with what routers have reserved on it.
 
-    external = max(0, reported - ours and theirs at the time of the sample)
+    external = max(0, reported - ours then - theirs then)    then: at the time of the sample
     load     = external + ours now + theirs now
 
-so that nothing is counted twice, work that others send shows, and our own shows at once. *Theirs*
-is what other replicas say that they have reserved (events/feed/replicas.py).
+*Reported* is the engine's last load sample, *ours* what this router has reserved, and *theirs* what
+other replicas say that they have (events/feed/replicas.py). So nothing is counted twice, requests
+that came without a router count, and our own count at once.
 
 Laws:
 - `ours` is the sum over the reservations that are open, a block that several use counted once;
-- no load is ever negative, or not a number.
+- no load is ever negative or NaN.
 """
 
 from bisect import bisect_right
@@ -23,7 +24,7 @@ from router.fleet.reservations.outputs import ExpectedOutputs
 from router.fleet.reservations.steps import HISTORY_MAX, HISTORY_S, close_load, open_load
 
 FORGOTTEN_MAX = 256
-"""Changes that are dropped with one that is added: about 10 us."""
+"""Old changes that are dropped from a history when one is added, at most: about 10 us."""
 
 _NOTHING = Totals()
 
@@ -37,18 +38,18 @@ class WorkerLoad:
     prefill_tokens: int = 0
     """Ours: prompt tokens not computed yet."""
     prefills: int = 0
-    """Ours: open reservations whose prompts it computes, and has not yet."""
+    """Ours: open reservations whose prompts the worker has still to compute."""
     running: int = 0
     waiting: int = 0
     external_requests: float = 0.0
     external_blocks: float = 0.0
     sampled_at_s: float | None = None
     missing: float = 0.0
-    """Requests that the last sample lacks: reserved then, here or by other replicas, and neither on
-    their way since the sample before it nor in the engine."""
+    """Requests that the engine's last sample lacks: reserved at its time by other replicas, or by
+    us since before the previous sample, so that they should have arrived."""
     last_picked: int = 0
     replicas: Totals = _NOTHING
-    """Reserved by other replicas."""
+    """Load that other replicas have reserved on the worker."""
     unheard: float = 0.0
     """Reserved by other replicas, but not in their messages yet: a guess, in requests, below 1."""
     changed: bool = True
@@ -58,11 +59,11 @@ class WorkerLoad:
     _reported: tuple[float, float] = (0.0, 0.0)
     """Requests and blocks of the last sample, less ours of that time; may be below zero."""
     _users: BlockUsers = field(default_factory=BlockUsers)
-    """Users of each prompt block: our open reservations."""
+    """Prompt block -> number of our open reservations that use it."""
     _tails: int = 0
     """Blocks of ours that no other request can share: see Prompt.own_blocks."""
     _history: list[Step] = field(default_factory=lambda: [(0.0, 0, 0)])
-    """(when, our requests, our blocks): what held from then on, and the first one before, too."""
+    """(time, our requests, our blocks) from that time on; the first entry holds before, too."""
 
     @property
     def blocks(self) -> int:
@@ -85,7 +86,9 @@ class WorkerLoad:
         return self._history[self._held_at(since_s) :]
 
     def open(self, prefixes: HashArray, own_blocks: int, new_tokens: int, now_s: float) -> None:
-        """Adds the load of a reservation that begins."""
+        """Adds the load of a reservation that begins. prefixes: of the prompt's full blocks;
+        own_blocks: its blocks that no other request can share; new_tokens: tokens to compute.
+        """
         open_load(self, prefixes, own_blocks, new_tokens, now_s)
 
     def in_use(self, prefixes: HashArray) -> int:
@@ -118,7 +121,8 @@ class WorkerLoad:
         """Takes over the engine's load report, whose time sampled_at_s is on this router's clock.
         used_blocks None: unknown.
 
-        replicas, replicas_then: as for `hear`.
+        replicas: other replicas' reservations now; replicas_then: their (requests, blocks) at
+        sampled_at_s.
         """
         self.running = running
         self.waiting = waiting
@@ -134,8 +138,8 @@ class WorkerLoad:
         self.missing = max(0.0, requests - began + replicas_then[0] - running - waiting)
 
     def hear(self, replicas: Totals, replicas_then: tuple[int, int]) -> None:
-        """Takes over the reservations of replicas: those of now, and (requests, blocks) at the time
-        of the last load report.
+        """Takes over other replicas' reservations. replicas: now; replicas_then: their (requests,
+        blocks) at the time of the engine's last load report.
         """
         self.replicas = replicas
         self.external_requests = max(0.0, self._reported[0] - replicas_then[0])
@@ -150,12 +154,13 @@ class WorkerLoad:
         return self.external_blocks + self.blocks + self.replicas.blocks
 
     def of_all(self) -> float:
-        """Requests that all replicas have reserved here, divided by ours; 1 where we have none."""
+        """Requests that all replicas have reserved on the worker, divided by ours; 1 without any of
+        ours."""
         return 1.0 + self.replicas.requests / self.requests if self.requests else 1.0
 
     def guessed(self) -> tuple[float, float]:
-        """Estimated (requests, blocks) of `unheard`, if such requests are like the others that are
-        open there.
+        """Estimated (requests, blocks) of `unheard`, as if these requests were like the others that
+        are open on the worker.
         """
         requests = self.requests + self.replicas.requests
         blocks = self.blocks + self.replicas.blocks
@@ -168,8 +173,8 @@ class WorkerLoad:
         return self.active_requests() - self.running - self.waiting
 
     def _forget_some(self, now_s: float) -> None:
-        """Cuts the history to half of what may be kept, FORGOTTEN_MAX at a time, so that many
-        histories that are full at once cost no caller a long step."""
+        """Cuts the history to half of HISTORY_MAX entries and of HISTORY_S, by FORGOTTEN_MAX
+        entries at most, so that many histories that are full at once cost no caller a long step."""
         history, since_s = self._history, now_s - HISTORY_S / 2
         old = max(self._held_at(since_s), len(history) - HISTORY_MAX // 2)
         del history[: min(old, FORGOTTEN_MAX)]
@@ -178,5 +183,5 @@ class WorkerLoad:
             history[0] = max(when_s, since_s), requests, blocks
 
     def _held_at(self, time_s: float) -> int:
-        """Where in the history is what held at a time; the first, for a time before all of it."""
+        """Index of the history's entry that held at a time; 0 for a time before all entries."""
         return max(0, bisect_right(self._history, (time_s, inf)) - 1)

@@ -15,19 +15,20 @@ class LoadColumns:
     full: set[int]
     """Slots of workers without a slot or a block left, over_estimate ones included."""
     over_estimate: set[int]
-    """Of these: by what was learned alone (router/fleet/health/capacity.py)."""
+    """The slots in `full` whose workers are full by what was learned alone
+    (router/fleet/health/capacity.py)."""
 
     def use(self, table: npt.NDArray[np.float64], others_waiting: npt.NDArray[np.float64]) -> None:
         """Writes into these arrays from now on: a row for each of COLUMNS, and a place for each
         slot that is settled."""
 
     def drop(self, slot: int) -> None:
-        """A worker has left its slot."""
+        """Forgets a slot that its worker has left."""
 
     def put(self, slot: int, load: WorkerLoad) -> int:
-        """A worker's load has changed; nothing is written of a slot that is not settled yet."""
+        """Writes a worker's load into its slot's columns, if the slot is in `settled`."""
 
     def surely_fits(self, slot: int, load: WorkerLoad | None, tokens: int) -> bool:
         """Whether a worker has KV blocks for a request even if it shares none with others and all
-        answers grow to their ends at once: most do, and then nobody looks closer
+        answers grow to their ends at once. Most workers do; the others are checked more closely
         (router/fleet/blocks_ahead.py). tokens: of its prompt and of the expected output."""

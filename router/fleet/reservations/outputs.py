@@ -3,13 +3,15 @@
 All running requests of an engine grow by about a token a step. So the most that they hold at once
 comes just before one of them ends, and a new request has to fit beside that:
 
-    grown(i) = min(expected(i), pace * age(i)); pace: such that the sum is what answers hold now
+    grown(i) = min(expected(i), pace * age(i))       tokens of answer i that are out
     left(i)  = expected(i) - grown(i)
-    held(v)  = v + sum of (grown(i) + v) over requests with left(i) >= v
-                 + sum of expected(i) over those that have brought out all that was expected
+    held(v)  = v + sum of (grown(i) + v) over answers with left(i) >= v
+                 + sum of expected(i) over answers with left(i) = 0
     peak     = the largest held(v), for v from 0 to the new request's expected tokens
 
-An answer longer than expected holds what was expected until it ends. Pure.
+expected(i) is answer i's expected length in tokens, age(i) the seconds since its pick, and pace the
+tokens a second at which the sum of grown(i) is what the answers hold now. An answer longer than
+expected holds what was expected until it ends. Pure.
 """
 
 from collections.abc import Iterator
@@ -20,12 +22,12 @@ import numpy as np
 
 @dataclass(slots=True)
 class ExpectedOutputs:
-    """Expected lengths of the answers of our open requests on one worker, those of several
-    tokens.
+    """Expected lengths of the answers of this router's open requests on one worker, without answers
+    of a single token.
     """
 
     tokens: int = 0
-    """Sum of what is expected of them, what is out already included."""
+    """Sum of the expected lengths, tokens that are out included."""
     _open: dict[str, tuple[float, int]] = field(default_factory=dict)
     """Reservation -> when it was opened, expected tokens."""
 
@@ -46,8 +48,8 @@ class ExpectedOutputs:
     def peak_tokens(self, held_tokens: float, new_tokens: int, now_s: float) -> float:
         """The most tokens of answers at once while a new request's answer grows to new_tokens.
 
-        held_tokens: KV cache in use beyond the prompts of open requests, in tokens. What the
-        requests here can't have grown to is held by others, and stays. O(n log n).
+        held_tokens: KV cache in use beyond the prompts of open requests, in tokens. What exceeds
+        the expected lengths here is held by other requests, and counts as staying. O(n log n).
         """
         if not self._open:
             return held_tokens + new_tokens

@@ -2,12 +2,12 @@
 
 Laws:
 - a reservation is open from its pick until a Report, its lease or its worker ends it: exactly once;
-- the sum over open reservations is what WorkerLoad counts as ours; of a pair, the half that
-  computes the prompt counts until that is done, and ends with the other one at the latest;
-- open and remembered together never exceed the bounds, in number and in bytes of hashes but for the
-  last one: the oldest memories go first;
-- a request id finds its reservation while that is open, and for a while after it finished. A
-  reservation that ended otherwise is not: a caller that sends such a request again wants it served.
+- the sum over open reservations is what WorkerLoad counts as ours; the prefill half of a pair
+  counts until its prompt is computed, and no longer than the decode half;
+- open and remembered reservations together never exceed the bounds in number and, but for the last
+  one, in bytes of hashes: the oldest remembered are forgotten first;
+- a request id finds its reservation while that is open, and for a while after it finished, but not
+  if it ended otherwise: a caller that sends such a request again wants it served.
 """
 
 from collections import OrderedDict
@@ -45,18 +45,19 @@ FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter", "abort", "ot
 """Why engines end answers, in OpenAI's words and vLLM's `abort`; values of a metric's label."""
 
 HASH_BYTES_MAX = 1 << 30
-"""134 million blocks of prompts: twenty thousand requests of 100,000 tokens in blocks of 16."""
+"""Bytes of all prompts' hashes: 134 million blocks, or twenty thousand requests of 100,000 tokens
+in blocks of 16."""
 
 SLICE_UNITS = 1 << 14
-"""Work of ending reservations without a turn for other calls, in units of about 20 ns: a unit for
-each block of the prompt, and RESERVATION_UNITS for the rest. The last reservation of a slice may
-go beyond it."""
+"""Work of one slice of expired reservations, which are ended before other calls have a turn, in
+units of about 20 ns: each counts one for each block of its prompt, and RESERVATION_UNITS. The last
+reservation of a slice may go beyond it."""
 RESERVATION_UNITS = 512
 FIND_SLICE = 4096
 """Reservations that a search looks at without a turn for other calls: about 1 ms."""
 FIND_MAX = 16
 FORGOTTEN_SLICE = 256
-"""Memories of ended reservations that are dropped without a turn for other calls."""
+"""Ended reservations that are forgotten before other calls have a turn."""
 
 
 @dataclass(slots=True)
@@ -68,7 +69,7 @@ class PrefillHold:
     """Usable overlap there at the pick, by the worker's events."""
     new_tokens: int
     room: int
-    """Key by which the two engines meet; no other request in flight has it."""
+    """Number by which the pair's two engines know their request; no other one in flight has it."""
     open: bool = True
     """True until the prompt is computed, or the reservation ends."""
 
@@ -84,7 +85,7 @@ class Reservation(msgspec.Struct, eq=False, gc=False):
     fingerprint: Fingerprint
     prefixes: HashArray
     own_blocks: int
-    """See Prompt.own_blocks."""
+    """Blocks of the prompt that no other request can share (Prompt.own_blocks)."""
     prompt_tokens: int
     predicted_tokens: int
     """Usable overlap at the pick, by the worker's events."""
@@ -93,14 +94,14 @@ class Reservation(msgspec.Struct, eq=False, gc=False):
     opened_at_s: float
     lease_ends_s: float
     answer: bytes
-    """Route's answer, for a repeated request id: the shell's own form."""
+    """The encoded answer to the request, given again for a repeated request id; not read here."""
     output_tokens: int = 0
     cached_tokens: int | None = None
     prefill_done: bool = False
     running: bool = False
     ended: Ending | None = None
     prefill: PrefillHold | None = None
-    """The other half of a pair."""
+    """The prefill worker's half of a pair; None: no pair."""
     shared: bool = False
     """Whether several callers have this answer: a caller that leaves does not end it."""
     tenant: str = ""
@@ -119,7 +120,8 @@ class Reservation(msgspec.Struct, eq=False, gc=False):
         )
 
     def where_computed(self) -> "Reservation":
-        """The reservation as seen by the worker that computes the prompt: of a pair, a copy."""
+        """The reservation as it concerns the worker that computes the prompt: for a pair, a copy
+        with the numbers of its prefill worker."""
         if self.prefill is None:
             return self
         return msgspec.structs.replace(
@@ -157,7 +159,7 @@ class Reservations:
         return f"<Reservations {len(self._open)} open, {len(self._ended)} remembered>"
 
     def full(self) -> bool:
-        """Whether the number of open reservations has reached its bound."""
+        """Whether the open reservations have reached their bound, in number or bytes of hashes."""
         many = len(self._open) >= self._entries_max
         return many or self._open_hash_bytes >= self._hash_bytes_max
 
@@ -166,7 +168,7 @@ class Reservations:
         add_reservation(self, reservation)
 
     def _make_room(self) -> None:
-        """Forgets the oldest memories, until the bounds leave room for one more."""
+        """Forgets the oldest ended reservations, until the bounds leave room for one more."""
         while self._ended and (
             len(self._open) + len(self._ended) >= self._entries_max
             or self._hash_bytes >= self._hash_bytes_max
@@ -234,7 +236,7 @@ class Reservations:
         return expired
 
     def due(self, now_s: float) -> bool:
-        """Whether a lease has ended, or a memory is older than its time."""
+        """Whether a lease is over, or a reservation ended memory_window_s ago or before."""
         oldest = next(iter(self._open.values()), None)
         if oldest is not None and oldest.lease_ends_s <= now_s:
             return True
@@ -247,7 +249,7 @@ class Reservations:
         return [reservation for reservation in self._open.values() if reservation.holds(wanted)]
 
     def forget_old(self, now_s: float) -> None:
-        """Drops memories that are older than the window: FORGOTTEN_SLICE of them at most."""
+        """Forgets reservations that ended memory_window_s ago or before: FORGOTTEN_SLICE a call."""
         for _ in range(min(FORGOTTEN_SLICE, len(self._ended))):
             ended_at_s, _ = next(iter(self._ended.values()))
             if now_s - ended_at_s < self.memory_window_s:

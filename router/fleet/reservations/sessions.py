@@ -32,12 +32,12 @@ ANNOUNCED_AGAIN_S = 60.0
 """Seconds after which a used session that stays at its worker is announced to other replicas
 again."""
 ANNOUNCED_NAME_BYTES_MAX = 64 * 1024
-"""Bytes of the ids of sessions' workers in a message to other replicas, at most, a single long id
-apart."""
+"""Most bytes of worker ids in a message about sessions to other replicas; a longer id is sent
+alone."""
 ENTRIES_MAX = 65_536
 """Remembered sessions, and as many of other replicas: 72 new ones a second for 15 minutes."""
 HASH_BYTES_MAX = 1 << 28
-"""A thousand blocks, 16,000 tokens or more, of each of 32,768 sessions."""
+"""Bytes of all sessions' hashes: 1,000 blocks (16,000 tokens or more) for each of 32,768."""
 
 
 class Sessions:
@@ -55,11 +55,12 @@ class Sessions:
         self._known: OrderedDict[str, Session] = OrderedDict()
         """Sessions by id, the one with the oldest pick in front."""
         self.announces = False
-        """Whether other replicas are there."""
+        """Whether there are other replicas, to which sessions are announced."""
         self._unannounced: dict[str, None] = {}
-        """Known sessions that other replicas must still get."""
+        """Ids of known sessions that are still to be announced to other replicas."""
         self._learned: OrderedDict[int, tuple[WorkerKey, float]] = OrderedDict()
-        """Hash of an id -> where another replica sent its last request, and when that was known."""
+        """Hash of a session's id -> the worker to which another replica sent its last request, and
+        when this replica learned that."""
 
     @property
     def elsewhere(self) -> int:
@@ -107,8 +108,8 @@ class Sessions:
             self._forget_oldest("no_room")
 
     def _announced_at_s(self, session_id: str, worker: WorkerKey) -> float:
-        """When other replicas got this worker of a session; -inf: they know another worker, or
-        are still to get it. Drops the place learned from another replica, which is older now."""
+        """Time when this worker of a session was announced to other replicas; -inf: they know
+        another worker, or none. Drops the worker learned from another replica, outdated by now."""
         other = self._learned.pop(_hash(session_id), None) if self._learned else None
         known = self._known.get(session_id)
         if other is not None or known is None or session_id in self._unannounced:
@@ -162,7 +163,7 @@ class Sessions:
                 self.forgotten["no_room"] += 1
 
     def due(self, now_s: float) -> bool:
-        """Whether any session's time is over."""
+        """Whether any session was not used for ttl_s."""
         oldest = next(iter(self._known.values()), None)
         if oldest is not None and now_s - oldest.picked_at_s >= self._ttl_s:
             return True
@@ -173,7 +174,7 @@ class Sessions:
         return now_s - at_s >= self._ttl_s
 
     def forget_old(self, now_s: float) -> None:
-        """Drops sessions whose time is over: FORGOTTEN_SLICE of them at most."""
+        """Forgets sessions that were not used for ttl_s, FORGOTTEN_SLICE of them at most."""
         for _ in range(FORGOTTEN_SLICE):
             if self._learned_due(now_s):
                 self._learned.popitem(last=False)

@@ -6,19 +6,20 @@ from router.fleet.reservations.load_columns import LoadColumns
 from router.fleet.reservations.reservations import Reservation, Reservations
 
 HISTORY_MAX: int
-"""Changes of `ours` kept a worker, to look back to the time of its last sample."""
+"""Changes of `ours` that are kept for each worker, to look back to the time of its last sample."""
 HISTORY_S: float
-"""How far back they are kept: a sample comes every second, and after 3 the worker is unhealthy."""
+"""Seconds for which these changes are kept: a sample comes every second, and after 3 s without one
+the worker is unhealthy."""
 
 def open_load(
     load: WorkerLoad, prefixes: HashArray, own_blocks: int, new_tokens: int, now_s: float
 ) -> int:
-    """A reservation begins. new_tokens: of its prompt, which the worker computes."""
+    """Adds the load of a reservation. new_tokens: prompt tokens that the worker computes."""
 
 def close_load(
     load: WorkerLoad, prefixes: HashArray, own_blocks: int, new_tokens: int, now_s: float
 ) -> None:
-    """A reservation ends. new_tokens: of its prompt that are not computed yet."""
+    """Subtracts the load of a reservation. new_tokens: prompt tokens not computed yet."""
 
 def open_reservation(
     reservations: Reservations,
@@ -29,10 +30,9 @@ def open_reservation(
     columns: LoadColumns,
     slot: int,
 ) -> None:
-    """A pick's reservation opens, with its load, which is written into the columns of its worker's
-    slot. output_tokens: what is expected of its answer; ordinal: the number of the pick. The
-    reservation is in the reservations before anything else happens to others, so that it can be
-    withdrawn."""
+    """Opens a pick's reservation, and writes its worker's load into the columns of the worker's
+    slot. output_tokens: expected length of the answer; ordinal: number of the pick. The reservation
+    is listed before anything outside the load changes, so that it can be withdrawn."""
 
 def add_reservation(reservations: Reservations, reservation: Reservation) -> int:
-    """Reservations.add."""
+    """Adds an open reservation: see Reservations.add."""

@@ -48,7 +48,7 @@ async def test_a_program_that_is_not_there_leaves_with_127(tmp_path: Path) -> No
     with (tmp_path / "log").open("wb") as output:
         process = await start([str(tmp_path / "nothing")], output)
         assert await process.wait() == 127
-    assert "nothing: No such file or directory" in (tmp_path / "log").read_text()
+    assert "nothing can't be started: No such file or directory" in (tmp_path / "log").read_text()
 
 
 async def test_a_child_has_a_session_of_its_own_and_signals_as_programs_expect_them() -> None:

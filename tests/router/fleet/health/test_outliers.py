@@ -260,7 +260,7 @@ class TestBounds:
         news = bench.outliers.take_news()
         assert len(news) == NEWS_MAX
         assert news[-2:] == [
-            "worker w0/0 gets no requests for 1.0 s: connections refused, on the word of a",
+            "worker w0/0 gets no requests for 1.0 s: connections refused, as a alone reports",
             "worker w0/0 gets requests again: probes were served",
         ]
         assert bench.outliers.take_news() == []
