@@ -1,2 +1,2 @@
-"""Settings: frozen structures, and where they come from. Only `reading` reads files and the
+"""The configuration: frozen settings, and how they are read. Only reading.py reads files and the
 environment."""

@@ -32,8 +32,8 @@ class Key:
     description: str
     secret: bool
     first_week: bool
-    """Most operators set it before anything else: commands' help and the head of
-    docs/reference-configuration.md have these."""
+    """Whether most operators set the key before others: such keys are in commands' help, and at
+    the head of docs/reference-configuration.md."""
 
     @property
     def dotted(self) -> str:
@@ -52,9 +52,9 @@ def flag_of(path: tuple[str, ...]) -> str:
     return "--" + "-".join(path).replace("_", "-")
 
 
-@cache  # of the few classes there are: reading their types takes milliseconds, often at each start
+@cache  # there are few classes, and reading their types takes milliseconds, often at each start
 def keys(config: type[Settings]) -> tuple[Key, ...]:
-    """All keys of a configuration but those of its lists, in order."""
+    """All keys of a configuration, in order, without those inside entries of its lists."""
     return tuple(_keys(config, ()))
 
 

@@ -30,11 +30,11 @@ from router.config.sources import KeyPath, Sources
 from router.config.yaml_text import parse_yaml
 
 FILE_BYTES_MAX = 4 << 20
-"""Bytes of a configuration file, at most: thousands of workers."""
+"""Most bytes of a configuration file, enough for thousands of workers."""
 
 
 INTEGER_MAX = 1 << 53
-"""Largest value of a key without its own bound: what every part of the router can reckon with."""
+"""Largest integer of a key, whatever its own bound: a float holds it exactly."""
 
 
 Config = TypeVar("Config", bound=Settings)
@@ -48,7 +48,8 @@ def load(
 ) -> Config:
     """The configuration of all three sources; raises ConfigError.
 
-    flags maps a key's path to its value. Variables with the prefix must name a key too.
+    file: YAML; None: no file. flags: path of a key -> value. A variable of the environment that
+    begins with KVROUTE_ must name a key, too.
     """
     return load_with_sources(config, file, environment, flags)[0]
 
@@ -91,7 +92,7 @@ def load_with_sources(
 
 
 def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Both trees in one, key by key: where both have a value, the one above."""
+    """Two trees of keys merged into one; where both have a value, that of `above`."""
     tree = {**below, **above}
     for name in below.keys() & above.keys():
         lower, upper = below[name], above[name]
@@ -137,7 +138,7 @@ def _read(file: Path) -> dict[str, Any]:
     except ValueError as error:  # a path with a zero byte
         raise ConfigError(f"{str(file)!r}: {error}") from error
     if len(content) > FILE_BYTES_MAX:
-        raise ConfigError(f"{file}: more than {FILE_BYTES_MAX >> 20} MiB")
+        raise ConfigError(f"{file}: the file has more than {FILE_BYTES_MAX >> 20} MiB")
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -151,7 +152,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _read_variable(key: Key, text: str) -> object:
-    """Value of a variable of the environment; raises ConfigError."""
+    """Value of a key from the text of its environment variable; raises ConfigError."""
     if _takes_text(key.type):
         may_be_absent = types.NoneType in get_args(key.type)
         return None if may_be_absent and not text else text
@@ -169,18 +170,18 @@ def _convert(tree: dict[str, Any], config: type[Config], where: str) -> Config:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}{of_value(error, config)}") from error
     except RecursionError as error:
-        raise ConfigError(f"{where}the values are the values are nested too deep") from error
+        raise ConfigError(f"{where}the values are nested too deep") from error
     _check(value, where)
     return value
 
 
 def _check(config: Settings, where: str) -> None:
-    """Rules between keys, beyond types; raises ConfigError."""
+    """Checks what types can't express, such as ids that are used twice; raises ConfigError."""
     tree = msgspec.to_builtins(config)
     for key in keys(type(config)):
         value = value_at(tree, key.path)
         if isinstance(value, float) and not isfinite(value):
-            raise ConfigError(f"{where}expected a number of seconds - at `$.{key.dotted}`")
+            raise ConfigError(f"{where}expected a finite number - at `$.{key.dotted}`")
         if isinstance(value, int) and value > INTEGER_MAX:
             raise ConfigError(f"{where}expected at most {INTEGER_MAX} - at `$.{key.dotted}`")
     workers = getattr(config, "workers", ())

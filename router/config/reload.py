@@ -29,13 +29,14 @@ RELOADED = (
     "guard",
     "affinity",
 )
-"""Keys of `routing` that each decision reads again, or that can be switched on and off. All keys of
-`decision_log` and of `queue` take effect too, and so do `routing` and `prompts` of each model in
-`models` that was there at the start. Every other key is built into running parts."""
+"""Keys of `routing` that take effect while a router runs. All keys of `decision_log` and of `queue`
+take effect, too, and so do `routing` and `prompts` of each model in `models` that was there at the
+start. Every other key needs a restart."""
 
 
 def reloaded(running: ServeConfig, read: ServeConfig) -> tuple[ServeConfig, list[str], list[str]]:
-    """The configuration to run with from now on; the changed keys; the keys that need a restart."""
+    """Applies a configuration that was read again. Returns the one to run with, the keys that take
+    effect, and the changed keys that need a restart."""
     changes = {name: getattr(read.routing, name) for name in RELOADED}
     routing = msgspec.structs.replace(running.routing, **changes)
     of_model = {model.name: model for model in read.models}
@@ -51,7 +52,8 @@ def reloaded(running: ServeConfig, read: ServeConfig) -> tuple[ServeConfig, list
 
 
 def _reloaded_model(running: ModelSettings, read: ModelSettings | None) -> ModelSettings:
-    """read: None: the model is not there any more."""
+    """A running model's settings, with `routing` and `prompts` as they were read again. read: None:
+    the model is not in the configuration any more, and both are unset."""
     routing, prompts = (None, None) if read is None else (read.routing, read.prompts)
     return msgspec.structs.replace(running, routing=routing, prompts=prompts)
 

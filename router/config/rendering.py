@@ -11,7 +11,7 @@ from events.plane.settings import Settings
 from router.config.keys import keys, put_value, value_at
 
 LISTED_MAX = 8
-"""Entries of a list that a log line names."""
+"""Most entries of a list that a log line names."""
 _VALUE_CHARS_MAX = 120
 
 
@@ -21,9 +21,8 @@ def render(config: Settings) -> str:
 
 
 def brief(config: Settings) -> str:
-    """The keys that are not at their defaults, in one line, secrets masked: for a log.
-
-    Of a list of workers or models it has the number and the first names.
+    """The keys that are not at their defaults, with their values, in one line for a log; secrets
+    are masked. A list of workers or models is shown by its length and its first names.
     """
     return ", ".join(_differing(_tree(config), _tree(type(config)()), "")) or "all defaults"
 
@@ -61,7 +60,7 @@ _USER_INFO = re.compile(r"(?<=://)\S*@")
 
 
 def _masked(tree: Any) -> Any:
-    """A tree whose URLs have no user and no password."""
+    """The tree of values, with *** for the user and password of each URL."""
     match tree:
         case str():
             return _USER_INFO.sub("***@", tree)

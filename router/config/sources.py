@@ -1,6 +1,6 @@
 """Where each value of a configuration came from, for `kvroute check-config`. Pure.
 
-Law: the printed text is the same configuration in YAML, comments and all.
+Law: the annotated text is YAML of the same configuration; the sources are in its comments.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,9 +27,9 @@ class Sources:
     flags: Mapping[KeyPath, str]
     """Key -> the flag that sets the key."""
     preset: str
-    """`preset` and its name."""
+    """The word `preset` and the preset's name, as it is printed."""
     preset_sets: Mapping[str, Any]
-    """The values that the preset has, from the root on; empty for a configuration without one."""
+    """The values that the preset sets, as a tree from the root on; empty: there is no preset."""
 
     def of(self, path: KeyPath) -> str:
         """The source of a value: the flag, the variable, the file, the preset, or `default`."""
@@ -52,8 +52,8 @@ def annotated(text: str, sources: Sources) -> str:
 
 
 def _values(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
-    """The path of each value in block style, and the line that it ends on; of a list of plain
-    values the line of its key."""
+    """The path of each value of YAML in block style, and the number of the line that it ends on; of
+    a list of plain values the line of its key."""
     match node:
         case yaml.MappingNode():
             for key, value in node.value:
@@ -70,7 +70,7 @@ def _values(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is printed whole: no inner mapping, or list of mappings."""
+    """Whether a value gets one comment: a scalar, a list of scalars, or an empty value."""
     if isinstance(value, yaml.ScalarNode) or not value.value:
         return True
     return isinstance(value, yaml.SequenceNode) and isinstance(value.value[0], yaml.ScalarNode)

@@ -16,8 +16,9 @@ from router.config.keys import ConfigError
 def parse_yaml(text: str, where: str) -> Any:
     """Tree of a YAML text; raises ConfigError for any error of the parser.
 
-    Beside YAMLError that is RecursionError for deep nesting, and ValueError, KeyError, IndexError,
-    AttributeError or OverflowError for tags such as !!int that don't fit their text.
+    where: beginning of its message. Beside YAMLError the parser raises RecursionError for deep
+    nesting, and ValueError, KeyError, IndexError, AttributeError or OverflowError for tags such as
+    !!int that don't fit their text.
     """
     try:
         return yaml.load(text, _Loader)
@@ -27,18 +28,19 @@ def parse_yaml(text: str, where: str) -> Any:
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, RecursionError):
-        return "nested too deep"
+        return "the YAML is nested too deep"
     if isinstance(error, yaml.reader.ReaderError):
-        return f"the character at position {error.position} is none of YAML: {error.reason}"
+        return f"the character at position {error.position} can't be in YAML: {error.reason}"
     if isinstance(error, yaml.MarkedYAMLError):
         return _marked(error)
     if isinstance(error, yaml.YAMLError):
         return " ".join(str(error).split())
-    return f"a value that is none: {type(error).__name__} {error}"
+    return f"a value does not fit its tag: {type(error).__name__} {error}"
 
 
 def _marked(error: yaml.MarkedYAMLError) -> str:
-    """The line, the column, the problem, and what it was met in."""
+    """One line for an error of YAML: line, column, problem, the construct that it is in, and what
+    to do, where that is known."""
     mark, began = error.problem_mark or error.context_mark, error.context_mark
     problem = error.problem or "unreadable"
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
@@ -56,11 +58,11 @@ _REMEDIES = {
     "expected <block end>": "indent all keys of a section, and all entries of a list, alike",
     "cannot start any token": "quote a text that begins with this character",
 }
-"""Part of a problem's text -> what to do."""
+"""Part of a problem's text in PyYAML -> what to do."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a mapping with the same key twice, of which YAML's own takes the last."""
+    """Loader that refuses a mapping with the same key twice; PyYAML's own takes the last one."""
 
     @override
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:

@@ -1,11 +1,11 @@
 """Internal fields and headers that engines and routers use among each other (the engine plane).
 
-Pure. A prefill worker's address, blocks to read, the rank or the instance that serves, another
-adapter, a rank in the engine's queue: a caller that names these acts for the fleet.
+Pure. Such fields name a prefill worker's address, blocks to read, the rank or instance that serves,
+another adapter, a priority in the engine's queue: a client that sets them controls the fleet.
 
 Laws:
-- no client's header of the plane goes on to an engine;
-- a client with a key names no field of the plane, unless its key has the right `engine_fields`.
+- no header of the engine plane is passed on from a client to an engine;
+- a client with a key may set fields of the plane only if its key has the right `engine_fields`.
 
 Source: the request schemas of vLLM 0.32 and SGLang 0.5.23, NvExt of Dynamo 1.6, llm-d's sidecar.
 """
@@ -25,13 +25,13 @@ FIELDS = (
     "custom_logit_processor",  # SGLang: pickled code
     "nvext",  # Dynamo: instances, ranks, tokens and priorities
 )
-"""Fields of a body's top level. Null is absent, as for the engines."""
+"""Fields of the engine plane at a body's top level. A null field counts as absent."""
 NESTED = "vllm_xargs"
 NESTED_FIELDS = frozenset((*FIELDS, "kv_cache_report_mode"))
-"""Fields of vLLM's NESTED, into which it puts kv_transfer_params itself. kv_cache_report_mode
-changes the events by which routers know the engine's cache."""
+"""Fields of the engine plane inside vLLM's object vllm_xargs, in which vLLM itself keeps
+kv_transfer_params. kv_cache_report_mode changes the KV events that the index is made of."""
 ADAPTER = "lora_path"
-"""Field of SGLang: the adapter, or one for each prompt, in the place of the model's."""
+"""Field of SGLang: the LoRA adapter to use, or a list with one for each prompt."""
 
 HEADERS = frozenset((
     "x-data-parallel-rank",  # vLLM, SGLang, Dynamo
@@ -43,9 +43,9 @@ HEADERS = frozenset((
     "x-prefiller-host-port", "x-prefiller-url", "x-encoder-hosts-ports",  # llm-d's sidecar
     "x-data-parallel-host-port",
 ))  # fmt: skip
-"""Headers of the plane, in lower case."""
+"""Names of the engine plane's headers, in lower case."""
 HEADERS_PREFIX = "x-override-"
-"""Prefix of SGLang's headers, one for each field."""
+"""Prefix of SGLang's headers, each of which sets a field of the engine plane."""
 
 
 def is_of_plane(header: str) -> bool:
@@ -54,5 +54,5 @@ def is_of_plane(header: str) -> bool:
 
 
 def of_plane(headers: Iterable[str]) -> list[str]:
-    """The internal headers among these; all names in lower case."""
+    """Those of the header names, in lower case, that are internal to engines and routers."""
     return [name for name in headers if is_of_plane(name)]

@@ -5,16 +5,16 @@
     exchange.upstream(...)           the request to the worker of its pick
     exchange.answered(status, ...)   the answer's head: pass it on, or try another worker
     exchange.answer.feed(chunk)      the answer's bytes, less what the client did not request
-    exchange.ended() / broke()       the report, and what the client still gets
+    exchange.ended() / broke()       the numbers of the last report, and the client's last bytes
 
-The gateway has sockets around it; Envoy's picker has Envoy.
+The gateway performs these steps over its own sockets, the endpoint picker by messages to Envoy.
 
 Laws:
 - another worker is tried only while no byte of an answer was passed on, and never for an answer
   that blames the client;
-- an exchange has one outcome, and the first one counts;
-- a rank in a queue, the router's or the engine's, is at most what the client's key allows, and
-  reaches the engine by the router's pick alone.
+- an exchange has one outcome: the first that is recorded;
+- a request's priority, at the router and at the engine, is at most what the client's key allows,
+  and the engine gets it only from the router's pick.
 """
 
 import re
@@ -41,32 +41,32 @@ from router.request.bodies import PATHS
 from router.request.request import CLIENT_ID_END
 
 BYTES_A_TOKEN = 4
-"""Bytes of a body that count as a token, for a prompt's length where its tokens are not known."""
+"""Bytes of a body that count as one token, to estimate the length of a prompt without tokens."""
 ESTIMATE_MAX = 8192
-"""Tokens of an estimated length, at most: an image's bytes, say, are hardly ever tokens."""
+"""Largest estimated length of a prompt, in tokens: an image's bytes, say, are mostly no tokens."""
 REQUEST_ID_MAX = 256
-"""Characters of a client's X-Request-Id."""
+"""Most characters of a client's X-Request-Id; a longer one counts as missing."""
 UPSTREAM_ANSWER_MAX = 1 << 16
-"""Bytes of a failed answer that are kept for the client, in case no other worker is left."""
+"""Most bytes kept of a worker's failed answer, which the client gets if no other worker is left."""
 HOP_BY_HOP = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
     "te", "trailer", "transfer-encoding", "upgrade",
 ))  # fmt: skip
-"""Headers of one connection (RFC 9110, 7.6.1)."""
+"""Headers that are about one connection, and are not passed on (RFC 9110, 7.6.1)."""
 _NOT_FORWARDED = HOP_BY_HOP | {
     "host", "content-length", "content-encoding", "accept-encoding", "expect", "x-request-id",
 }  # fmt: skip
 """Request headers that the gateway writes itself, or that belong to the client's own connection;
-those of the engines' plane are in engine_plane.py."""
+headers of the engine plane are in engine_plane.py."""
 _NOT_RETURNED = HOP_BY_HOP | {"date", "server", "x-request-id", "content-length"}
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-"""All but the tab."""
+"""Control characters, all but the tab."""
 _BY_LOAD = frozenset((
     "EMPTY_PROMPT", "MESSAGE_TOO_LARGE", "MALFORMED_BODY", "UNSUPPORTED_CONTENT", "NO_TOKENIZER",
     "RENDERER_UNAVAILABLE", "RENDER_QUEUE_FULL",
 ))  # fmt: skip
-"""Reasons for which a request without tokens goes by load: the engine judges what a router can't
-read."""
+"""A router's reasons to refuse a body after which the request goes by load alone: the engine judges
+a body that routers can't read."""
 
 
 class Blame(Enum):
@@ -91,11 +91,11 @@ class Outcome:
     """How an exchange ended, for the last report to the router."""
 
     blame: Blame | None
-    """None: the answer is whole."""
+    """The party at fault; None: the answer is whole."""
     usage: Usage
     output_tokens: int
     finish_reason: str = ""
-    """The engine's word; empty: it said none."""
+    """The engine's word for why the answer ended, such as stop; empty: the answer has none."""
 
 
 class Exchange:
@@ -114,13 +114,13 @@ class Exchange:
         identity: Identity | None = None,
         salts_tenants: bool = False,
     ) -> None:
-        """path: one of PATHS. headers: without regard to case. query: what follows `?`, as the
-        client wrote it. Raises GatewayRefusal for a body that can't be read. low_first: the body's
-        priority is lower for sooner, as vLLM's own. changes_bodies: False where neither the body
-        nor the answer is the caller's to change. identity: of the client's key; None: clients
-        need none. salts_tenants: the prompt's cache is that of the request's tenant alone.
-        request_id: the client's; the worker gets it as X-Request-Id, and the request's id at the
-        router begins with it."""
+        """path: one of PATHS. headers: the client's, names in any case. query: what follows `?`,
+        as the client wrote it. request_id: X-Request-Id for the worker, and the beginning of the
+        request's id at the router; empty: none. low_first: a lower `priority` in the body goes
+        first, as in vLLM. changes_bodies: False where the caller can change neither the body nor
+        the answer. identity: of the client's key; None: clients need no key. salts_tenants: the
+        cache salt depends on the tenant, so that tenants share no cached blocks. Raises
+        GatewayRefusal for a body that can't be read."""
         self.path = path
         self.query = query
         self.kind = PATHS[path]
@@ -140,7 +140,7 @@ class Exchange:
         self._changes_bodies = changes_bodies
         self.outcome: Outcome | None = None
         self.answer = AnswerReader(self.kind, is_stream=False)
-        """The present answer, the last one that was tried."""
+        """Reader of the answer of the worker that was tried last."""
 
     # The router
 
@@ -151,11 +151,11 @@ class Exchange:
         tokens_max: int = ESTIMATE_MAX,
         output_tokens: int | None = None,
     ) -> dict[str, Any]:
-        """The options of a route (kvroute.client.RouteOptions) that the request sets.
+        """Options for the Route call to a router (kvroute.client.RouteOptions).
 
-        by_load: the prompt is replaced by its estimated length, at most tokens_max; its tenant is
-        charged by all of its bytes. output_tokens: length of a usual answer, if known; the client's
-        bound counts where it is less.
+        by_load: the prompt is replaced by its estimated length, at most tokens_max tokens; its
+        tenant is charged a token for each BYTES_A_TOKEN bytes of the body. output_tokens: expected
+        length of the answer, None: not known; the client's bound counts where it is less.
         """
         facts = self.facts
         options: dict[str, Any] = {}
@@ -182,28 +182,30 @@ class Exchange:
 
     @property
     def has_body(self) -> bool:
-        """Whether a router can make tokens of the body. It can't where a response goes on from
-        another, whose messages its engine alone has."""
+        """Whether a router can make tokens of the body. It can't if the request continues an
+        earlier response, since only the engine of that response has its messages."""
         facts = self.facts
         return bool(self.kind.option) and facts.is_readable and not facts.previous_response_id
 
     @property
     def may_have_tokens(self) -> bool:
-        """Whether a worker may get the prompt's tokens beside the body."""
+        """Whether the prompt's tokens may be added to the body that a worker gets."""
         return self.kind.takes_tokens and self.has_body and not self.facts.names_tokens
 
     def pairs_on(self, engine: str) -> bool:
-        """Whether a prefill worker and a decode worker of this engine can share the request.
+        """Whether a prefill worker and a decode worker can share the request. engine: their
+        engine's name.
 
-        A response that goes on from another one, or that goes on after its answer, belongs to one
-        worker.
+        A request that continues an earlier response, or whose response is computed in the
+        background, after its answer, is served by one worker.
         """
         if not self.kind.may_pair or self.facts.previous_response_id or self.facts.is_background:
             return False
         return self.kind.name not in engine_of(engine).unpaired_bodies
 
     def prefill_fields(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A prefill worker's fields (PrefillWorker.prefill_body), as this path names them."""
+        """Fields to set in a prefill worker's request, UNSET for one to remove: the pick's
+        (PrefillWorker.prefill_body, None for one to remove), and those of the path's format."""
         named = {name: UNSET if value is None else value for name, value in fields.items()}
         return {**named, **self.kind.prefill_fields}
 
@@ -218,8 +220,9 @@ class Exchange:
         fields: Mapping[str, Any] | None = None,
         tokens: Mapping[str, Any] | None = None,
     ) -> Upstream:
-        """The request to the worker. headers: from the pick. fields, tokens: for the body's top
-        level: a pair's fields, or an engine's chat_tokens for a body that may_have_tokens.
+        """The HTTP request to a worker. address: base of its URL. headers: the pick's.
+        engine_priority: for the engine; None: none. fields, tokens: to set at the body's top level:
+        a pair's fields; the prompt's tokens, if may_have_tokens. Raises GatewayRefusal.
         """
         facts, more = self.facts, dict(fields or {})
         absent = not more
@@ -259,9 +262,9 @@ class Exchange:
         )
 
     def answered(self, status: int, content_type: str, encoding: str = "") -> Kind | None:
-        """Reads the head of a worker's answer; returns the kind of its failure, None: it is none.
-        encoding: Content-Encoding; compressed bytes, which the gateway requests from no worker, are
-        passed on unread.
+        """Reads the head of a worker's answer; returns the kind of failure that its status means,
+        None for status 2xx. encoding: its Content-Encoding; compressed bytes, which the gateway
+        never requests, are passed on unread.
         """
         is_stream = content_type.lower().startswith("text/event-stream") and (
             encoding.lower() in ("", "identity")
@@ -274,8 +277,9 @@ class Exchange:
     # The end
 
     def ended(self, blame: Blame | None = None) -> Outcome:
-        """Records the end of the answer, and returns the outcome. blame: None for a whole answer,
-        unless the engine ended its stream with an error.
+        """Records the end of the answer; returns the exchange's outcome, which a later call does
+        not change. blame: the party at fault; None: the answer came whole; an error at the end of
+        its stream is then judged by the error's status.
         """
         if self.outcome is None:
             answer = self.answer
@@ -295,8 +299,8 @@ class Exchange:
 
     def broke(self, blame: Blame, reason: str, message: str) -> bytes:
         """Records that the worker failed after bytes were passed on; returns the last bytes for the
-        client: an event with the error for a stream. Other answers have no form for an error, and
-        are cut.
+        client: for a stream an event with the error; empty for another answer, which has no place
+        for an error.
         """
         self.ended(blame)
         answer = self.answer
@@ -308,8 +312,9 @@ class Exchange:
 
     @property
     def owner(self) -> tuple[str, str]:
-        """Owner of an answer: the identity, unless it has a tenant, and the tenant. Without keys it
-        is the tenant in the headers, which a proxy that checks callers sets.
+        """Owner of the request's answer: the name of the client's key, empty if the key has a
+        tenant, and the tenant. Without keys the name is empty, and the tenant that of the headers,
+        which a proxy that checks clients sets.
         """
         identity = self.identity
         if identity is None:
@@ -323,15 +328,15 @@ class Exchange:
             self.identity.check_body(self.facts.model, self.facts.adapters, self.facts.of_plane)
 
     def _priority(self) -> int | None:
-        """The client's, lowered to the highest that its key may have; None: it sets none."""
+        """The client's priority, at most the highest that its key allows; None: it sets none."""
         priority = self.facts.priority
         if priority is None or self.identity is None:
             return priority
         return min(priority, self.identity.priority_max)
 
     def _of_owner(self) -> str | None:
-        """A salt of the request's owner: of a fixed length, so that nothing that a client adds
-        makes it another's. None: the owner is not known."""
+        """Cache salt made of the request's owner and the client's salt: a SHA-256, so that no
+        client can write another owner's salt. None: the owner is not known."""
         if not any(self.owner):
             return None
         salted = sha256(b"kvroute tenant")
@@ -341,8 +346,9 @@ class Exchange:
 
 
 def goes_by_load(reason: str | None, code: str) -> bool:
-    """Whether a request is routed by load alone after a router refused its body. code: name of the
-    gRPC status; without a reason RESOURCE_EXHAUSTED is gRPC's own, for a message past its limit.
+    """Whether a request is routed by load alone after a router refused its body. reason: of the
+    refusal; None: it has none. code: name of the gRPC status; RESOURCE_EXHAUSTED without a reason
+    is gRPC's own, for a message over its limit.
     """
     return reason in _BY_LOAD or (reason is None and code == "RESOURCE_EXHAUSTED")
 
@@ -375,7 +381,7 @@ def client_id(header: str) -> str:
 
 
 def _of_connection(headers: Iterable[tuple[str, str]]) -> set[str]:
-    """Headers that `Connection` names as those of this connection alone."""
+    """Names, in lower case, of headers that `Connection` declares to be of the connection alone."""
     return {
         name.strip().lower()
         for key, value in headers
@@ -385,8 +391,8 @@ def _of_connection(headers: Iterable[tuple[str, str]]) -> set[str]:
 
 
 def _text(value: str) -> str:
-    """A header's value that can be written again: bytes that are no UTF-8, which are read as lone
-    surrogates, are taken as Latin-1, and control characters as spaces (RFC 9110, 5.5)."""
+    """A header's value in a form that can be sent: bytes that are no UTF-8, which were read as lone
+    surrogates, become Latin-1, and control characters spaces (RFC 9110, 5.5)."""
     if value.isprintable():
         return value
     value = _CONTROLS.sub(" ", value)

@@ -1,7 +1,7 @@
 """Values of JSON, read as vLLM and SGLang read them: by pydantic's lax rules. Pure.
 
-Law: a form that pydantic takes has the same value here, and every other form has none. A value
-that has none here is for the engine to judge.
+Law: a JSON value that pydantic accepts has the same value here, and every other one is None. The
+engine judges a value that is None here.
 """
 
 import re
@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Raw
 
 _TEXT_MAX = 64
-"""Characters of a text that may hold a number or a flag."""
+"""Most characters of a text that is read as a number or a flag."""
 _DIGITS_MAX = 40
-"""Digits of a number, at most; a longer one is past every bound that counts here."""
+"""Most digits of a whole number; a longer one is over every bound of the callers, and is None."""
 _WHOLE = re.compile(r"[+-]?(?:\d+_)*\d+(?:\.0+)?", re.ASCII)
 _FLAGS = {
     **dict.fromkeys(("0", "off", "f", "false", "n", "no"), False),
@@ -32,8 +32,8 @@ def text(raw: Raw | bytes) -> str | None:
 
 
 def whole(raw: Raw | bytes) -> int | None:
-    """Reads a JSON value as a whole number, such as 16, 16.0, 1.6e1, "16" or true; None: it is
-    none.
+    """Reads a JSON value as a whole number, such as 16, 16.0, 1.6e1, "16" or true (1); None: it is
+    no whole number.
     """
     written = _scalar(raw)
     if written is None:
@@ -51,7 +51,7 @@ def whole(raw: Raw | bytes) -> int | None:
 
 def flag(raw: Raw | bytes) -> bool | None:
     """Reads a JSON value as a boolean, such as true, 1, 1.0, "true", "on", "yes", and their
-    opposites; None: it is none.
+    opposites; None: it is no boolean.
     """
     written = _scalar(raw)
     if written is None:
@@ -68,7 +68,8 @@ _LITERALS: dict[bytes | str, bool | None] = {b"true": True, b"false": False, b"n
 
 
 def _scalar(raw: Raw | bytes) -> bytes | str | None:
-    """A text, or the bytes of another short scalar; None: neither."""
+    """A short JSON scalar, of at most _TEXT_MAX characters: a text as str, another as bytes; None:
+    the value is longer, an object or a list."""
     view = memoryview(raw)
     first = bytes(view[:1])
     if first == b'"':

@@ -1,12 +1,12 @@
 """A client's HTTP request: path, headers, and the few fields of its body that routing needs.
 
-Pure. The body is decoded once, without its messages. The client's own bytes go on to the engine,
-with fields patched in front where the gateway needs them.
+Pure. The body is decoded once, without its messages. The client's own bytes go on to the engine;
+fields that the gateway sets are inserted at the body's beginning.
 
 Laws:
-- a body without patched fields stays as it is, byte for byte, but for a byte order mark;
-- a field that helps routing refuses nobody: what can't be read has its default, and goes on for the
-  engine to judge. Only fields that a key's rights are about have to be readable.
+- a body without inserted fields stays as it is, byte for byte, but for a byte order mark;
+- no request is refused for a field that only helps routing: an unreadable value counts as the
+  default, and goes on to the engine. Only fields that a key's rights limit must be readable.
 """
 
 import re
@@ -24,18 +24,18 @@ from router.gateway.top_level import decoded, span
 from router.request.bodies import FORMATS, BodyFormat
 
 TEXT_MAX = 1024
-"""Characters of a model, session, tenant or salt: the router's own bound."""
+"""Most characters of a model, session, tenant or salt: the router's own bound."""
 INT32_MAX = (1 << 31) - 1
 EXPECTED_TOKENS_MAX = 1 << 20
-"""A limit on the answer above this says nothing about its length."""
+"""Largest max_tokens that is used to expect an answer's length; a larger one counts as none."""
 ANSWERS_MAX = 4096
-"""Answers of one request (`n`), at most; more are for the engine to refuse."""
+"""Most answers of one request (`n`); a larger number counts as 1, and the engine may refuse it."""
 ASIDE_BYTES_MAX = 1 << 16
-"""Bytes of a field beside the prompt that is looked into, at most."""
+"""Most bytes of a field beside the prompt that is parsed; a longer one counts as unreadable."""
 PRIORITY_OF_TIER = {"priority": 1, "flex": -1}
 """OpenAI's service_tier as the router's priority; other tiers have none."""
 BOM = b"\xef\xbb\xbf"
-"""A byte order mark, with which some clients begin UTF-8; it says nothing."""
+"""A byte order mark, with which some clients begin UTF-8; it is removed."""
 
 
 SESSION_HEADERS = (
@@ -55,9 +55,9 @@ TENANT_HEADERS = (
 )
 PRIORITY_HEADERS = ("x-priority",)
 TTFT_SLO_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
-"""Milliseconds to the first token that a client wants."""
+"""Headers with the client's objective for the time to the first token, in milliseconds."""
 TPOT_SLO_HEADERS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
-"""Milliseconds between tokens that a client wants, as their mean."""
+"""Headers with the client's objective for the mean time between tokens, in milliseconds."""
 _SLO_MAX = (1 << 32) - 1
 _CLAUDE_SESSION = re.compile(r"_session_([0-9a-f-]{8,64})$")
 """The end of the metadata.user_id that Claude Code sends."""
@@ -67,7 +67,7 @@ _Known = Raw | UnsetType
 
 
 class _Body(msgspec.Struct):
-    """Values as the client wrote them."""
+    """Fields of every format's body, as the bytes of JSON that the client wrote."""
 
     model: Raw = _NULL
     stream: Raw = _NULL
@@ -113,12 +113,13 @@ class Facts:
     def __init__(
         self, body: bytes, headers: Mapping[str, str], kind: BodyFormat, *, low_first: bool = False
     ) -> None:
-        """headers: names in lower case. low_first: the body's priority is lower for sooner. Raises
-        GatewayRefusal for a body that is no JSON object, or a model that is no text.
+        """headers: names in lower case. kind: the body's format. low_first: a lower `priority` in
+        the body goes first. Raises GatewayRefusal for a body that is no JSON object, or a model
+        that is no text.
         """
         fields, within = decoded(_decoder, body)
         self.spans = _spans(fields, within)
-        """Where fields lie that a gateway may replace."""
+        """Field that a gateway may replace -> start and end of its value in the body's bytes."""
         self.is_readable = within is body
         """False: routers can't read the body, though engines can: it has NaN or Infinity."""
         if not self.is_readable:
@@ -126,8 +127,8 @@ class Facts:
         self.model = _model(fields.model)
         self.is_stream = flag(fields.stream) or False
         self.stream_options, self.wants_usage = _stream_options(fields.stream_options)
-        """The client's own options, None: they can't be read, and stay as they are; and whether
-        they request the usage of a stream."""
+        """stream_options: the client's; None: they can't be read, and stay as they are.
+        wants_usage: whether they request a stream's usage."""
         self.names_stream_options = fields.stream_options is not UNSET
         self.names_priority = fields.priority is not UNSET
         self.names_salt = fields.cache_salt is not UNSET
@@ -135,27 +136,27 @@ class Facts:
         tenant = _header(headers, TENANT_HEADERS) or _aside_text(fields.user)
         self.tenant = tenant[:TEXT_MAX]
         self.priority = _priority(fields, headers, low_first)
-        """The router's: higher is sooner; None: the client sets none."""
+        """Priority for routers, a higher one goes first; None: the client sets none."""
         self.ttft_slo_ms = _slo_ms(headers, TTFT_SLO_HEADERS)
         self.tpot_slo_ms = _slo_ms(headers, TPOT_SLO_HEADERS) or None
         self.output_tokens_max = _output_tokens_max(fields, kind.limit_fields)
         """Tokens of all answers together, at most; None: the client sets no bound."""
         self.cache_salt = _salt(fields.cache_salt)
         self.has_one_prompt = not _is_list_of_prompts(fields.prompt)
-        """False: a completion with a list of prompts, whose usage is that of all."""
+        """False: a completion with a list of prompts, whose usage is the sum over all of them."""
         self.previous_response_id = ""
         self.is_background = False
-        """A response that its engine goes on with after the answer."""
+        """Whether the engine computes the response after its HTTP answer (`background`)."""
         if kind.is_continued:
             self.previous_response_id = _text_of(fields.previous_response_id)
             self.is_background = flag(fields.background) or False
         unnamed = fields.kv_transfer_params is UNSET and fields.input_ids is UNSET
         self.names_tokens = not unnamed
-        """The body has fields of its own in which engines take tokens."""
+        """Whether the body itself sets a field in which engines take tokens."""
         self.adapters = _adapters_of(fields.lora_path)
-        """Models of engine_plane.ADAPTER; "" among them: it can't be read."""
+        """LoRA adapters named in engine_plane.ADAPTER; "" among them: the field can't be read."""
         self.of_plane = _of_plane(fields)
-        """Fields of the engines' own plane, see engine_plane.py."""
+        """Names of the body's fields that belong to the engine plane, see engine_plane.py."""
 
 
 def _spans(fields: _Body, within: bytes) -> dict[str, tuple[int, int]]:
@@ -167,7 +168,8 @@ def _spans(fields: _Body, within: bytes) -> dict[str, tuple[int, int]]:
 
 
 def _read_again(fields: _Body, within: bytes, body: bytes) -> None:
-    """Puts the client's own values in the place of those that lie in other bytes."""
+    """Replaces values decoded from `within`, a copy of the body without NaN and Infinity, by the
+    body's own bytes at the same places."""
     for name in fields.__struct_fields__:
         value = getattr(fields, name)
         if value is not UNSET and value is not _NULL:
@@ -196,7 +198,8 @@ def _model(value: Raw) -> str:
 
 
 def _text_of(value: Raw) -> str:
-    """A text, or the bytes of what is none: for names that have to be the same."""
+    """A JSON value as a name that is only compared: a text, else the value's bytes as Latin-1; at
+    most TEXT_MAX characters."""
     if _is_null(value):
         return ""
     written = text(value)
@@ -206,13 +209,14 @@ def _text_of(value: Raw) -> str:
 
 
 def _salt(value: _Known) -> str:
-    """A salt that routers take: a long one's digest, which no other salt has."""
+    """The client's cache salt for routers; a salt over TEXT_MAX characters is replaced by its
+    SHA-256."""
     salt = "" if value is UNSET else text(value) or ""
     return salt if len(salt) <= TEXT_MAX else sha256(salt.encode()).hexdigest()
 
 
 def _stream_options(value: _Known) -> tuple[Mapping[str, Raw] | None, bool]:
-    """The options, see Facts, and whether they want the usage."""
+    """Facts.stream_options and Facts.wants_usage, read from the field stream_options."""
     if value is UNSET or _is_null(value):
         return {}, False
     options = _aside(value)
@@ -233,7 +237,7 @@ def _aside_text(value: Raw) -> str:
 
 
 def _aside(value: Raw) -> dict[str, Raw] | None:
-    """Fields of a small JSON object; None: the value is none, or is not small."""
+    """Fields of a JSON object; None: the value is no object, or over ASIDE_BYTES_MAX long."""
     if _is_long(value):
         return None
     try:
@@ -270,7 +274,7 @@ def _session(value: Raw, headers: Mapping[str, str]) -> str:
     if not name and not _is_null(value) and not _is_long(value):
         try:
             metadata = _metadata.decode(value)
-        except (msgspec.DecodeError, UnicodeError):  # metadata of other clients, which is theirs
+        except (msgspec.DecodeError, UnicodeError):  # metadata in another client's form
             return ""
         ended = _CLAUDE_SESSION.search((metadata and metadata.user_id) or "")
         name = ended[1] if ended else ""

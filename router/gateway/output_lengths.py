@@ -7,18 +7,19 @@ less.
 
     mean = (PRIOR_TOKENS * PRIOR_ANSWERS + sum of tokens) / (PRIOR_ANSWERS + answers)
 
-in which each further answer makes those before it count FADES times as much.
+over a model's earlier answers, whose weight each further answer multiplies by FADES.
 """
 
 from collections import OrderedDict
 
 PRIOR_TOKENS = 256
-"""Tokens of an answer of a model of which nothing is known."""
+"""Expected tokens of an answer of a model that has given none."""
 PRIOR_ANSWERS = 4
+"""Number of answers as which PRIOR_TOKENS counts in the mean."""
 FADES = 0.99
-"""So that the last hundred answers count for about two thirds."""
+"""Factor on earlier answers' weight at each answer; the last 100 have two thirds of all weight."""
 MODELS_MAX = 256
-"""Models of which answers are remembered; the one without an answer for longest goes first."""
+"""Most models whose answers are remembered; the model with the oldest last answer is forgotten."""
 
 
 class OutputLengths:
@@ -32,7 +33,7 @@ class OutputLengths:
         return len(self._seen)
 
     def add(self, model: str, tokens: int) -> None:
-        """Counts an answer of `tokens` tokens that was passed on whole."""
+        """Counts an answer of a model that was passed on whole, with its number of tokens."""
         total, answers = self._seen.pop(model, (0.0, 0.0))
         self._seen[model] = (FADES * total + tokens, FADES * answers + 1)
         if len(self._seen) > MODELS_MAX:

@@ -13,16 +13,16 @@ from router.request.error_forms import ErrorForm
 from router.request.refusal import Reason
 
 RETRY_S_MAX = 3600
-"""Longest Retry-After."""
+"""Longest Retry-After, in seconds."""
 MESSAGE_MAX = 2000
-"""Characters of a message."""
+"""Most characters of an error's message; the rest is cut."""
 
 
 class GatewayRefusal(Exception):
     """A refusal by the gateway itself. param: the field of the body at fault."""
 
     failure = Kind.REJECTED
-    """While a worker is reserved for it: that one has no part in it."""
+    """Kind of the failure, for a worker that is reserved already: it is not blamed."""
 
     def __init__(self, reason: str, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class GatewayRefusal(Exception):
         self.param = param
         self.retry_after_s: float | None = None
         self.closes = False
-        """Whether the connection ends: what follows on it can't be read."""
+        """Whether the connection is closed after the answer: what follows on it can't be read."""
 
 
 class Answer(NamedTuple):
@@ -75,12 +75,11 @@ class GatewayReason(StrEnum):
     )
     METHOD_NOT_ALLOWED = (
         "METHOD_NOT_ALLOWED", 405,
-        "The path takes another method.",
+        "The path takes only the methods in the answer's `Allow`.",
     )
     BODY_TOO_SLOW = (
         "BODY_TOO_SLOW", 408,
-        "The body's bytes were waited for over 120 s, or after 10 s came at less than 1,024 a "
-        "second.",
+        "The body was waited for over 120 s, or came after 10 s at less than 1,024 bytes a second.",
     )
     BODY_TOO_LARGE = (
         "BODY_TOO_LARGE", 413,
@@ -88,11 +87,11 @@ class GatewayReason(StrEnum):
     )
     UNSUPPORTED_ENCODING = (
         "UNSUPPORTED_ENCODING", 415,
-        "`Content-Encoding` is none of zstd, gzip and deflate, or several in a row.",
+        "`Content-Encoding` is none of zstd, gzip and deflate, or names several encodings.",
     )
     EXPECTATION_FAILED = (
         "EXPECTATION_FAILED", 417,
-        "`Expect` is another than `100-continue`.",
+        "`Expect` has another value than `100-continue`.",
     )
     TOO_MANY_REQUESTS = (
         "TOO_MANY_REQUESTS", 429,
@@ -105,7 +104,7 @@ class GatewayReason(StrEnum):
     )
     GATEWAY_FAULT = (
         "GATEWAY_FAULT", 500,
-        "A fault of the gateway, or of its key for the router. It is in the log.",
+        "The gateway failed, or the router refuses its key (`to_router`). Its log has the cause.",
     )
     PAIR_UNSUPPORTED = (
         "PAIR_UNSUPPORTED", 501,
@@ -117,7 +116,7 @@ class GatewayReason(StrEnum):
     )
     ANSWER_HEAD_TOO_LARGE = (
         "ANSWER_HEAD_TOO_LARGE", 502,
-        "The head of the worker's good answer is over 16 KiB; no other worker is tried.",
+        "The head of the worker's answer, 2xx or 4xx, is over 16 KiB; no other worker is tried.",
     )
     HOST_FAILED = (
         "HOST_FAILED", 503,
@@ -138,7 +137,7 @@ class GatewayReason(StrEnum):
     )
     RESOURCE_EXHAUSTED = (
         "RESOURCE_EXHAUSTED", 413,
-        "A message over the size that gRPC itself takes.",
+        "The message to the router is over the size that gRPC itself takes.",
     )
     UNAVAILABLE = (
         "UNAVAILABLE", 503,
@@ -150,7 +149,7 @@ class GatewayReason(StrEnum):
 STATUS: Mapping[str, int] = {
     reason.value: reason.http_status for table in (Reason, GatewayReason) for reason in table
 }
-"""Reason -> HTTP status; a reason that isn't here is a fault of a router, 500."""
+"""Reason of a refusal -> HTTP status; a reason that isn't here is a router's fault, status 500."""
 
 _CODES = {
     "UNKNOWN_MODEL": "model_not_found",
@@ -160,11 +159,12 @@ _CODES = {
     "UNAUTHENTICATED": "invalid_api_key",
     "RESPONSE_GONE": "previous_response_not_found",
 }
-"""Reasons for which OpenAI has a code that clients know; others are their own code."""
+"""Reason of a refusal -> OpenAI's code for it; a reason that isn't here is its own code."""
 
 
 def reason_of(error: KvRouteError) -> str:
-    """The reason for which a request has no pick."""
+    """The reason for which a request has no pick: the router's, ROUTER_UNREACHABLE, or the name of
+    the gRPC status."""
     if error.reason is None and isinstance(error, RouterUnreachable):
         return "ROUTER_UNREACHABLE"
     return error.reason or error.code.name
@@ -178,7 +178,8 @@ def answer_of(
     retry_after_s: float | None = None,
     param: str | None = None,
 ) -> Answer:
-    """The HTTP answer to a refused request."""
+    """The HTTP answer to a refused request. form: of its body. retry_after_s: None: 1 s with status
+    503, else no Retry-After. param: field of the request's body at fault."""
     status = STATUS.get(reason, 500)
     headers = {"Content-Type": "application/json", "X-Kvroute-Reason": reason}
     if status == 401:
@@ -191,7 +192,8 @@ def answer_of(
 
 
 def error_event(reason: str, message: str, form: ErrorForm, *, number: int = 0) -> bytes:
-    """The last event of a stream that fails. number: of the event, where events have numbers."""
+    """The last event of a stream that fails. number: sequence number of the event, in formats whose
+    events have one."""
     data = form.event(_error(reason, message, form), number)
     return form.event_head + _encoded(data) + b"\n\n"
 

@@ -4,14 +4,14 @@ Engines keep responses in their own memory, so a request with `previous_response
 by the worker that gave that response, and by no other.
 
 Laws:
-- a response is known to its owner alone; its id stays the first owner's;
+- a response is known to its owner alone; while it is known, no other owner can take its id;
 - at most `most` responses are known, each for ttl_s; past the bound the oldest is forgotten.
 """
 
 from collections import OrderedDict
 
 Owner = tuple[str, str]
-"""See Exchange.owner."""
+"""Name of the client's key, and tenant: see Exchange.owner."""
 RESPONSES_MAX = 65_536
 RESPONSE_TTL_S = 24 * 3600.0
 
@@ -23,7 +23,7 @@ class ResponseWorkers:
         self._most = most
         self._ttl_s = ttl_s
         self._known: OrderedDict[str, tuple[str, Owner, float]] = OrderedDict()
-        """Response -> worker, owner, and when it is forgotten; the oldest first."""
+        """Response's id -> worker's id, owner, and when the entry ends; the oldest first."""
 
     def __len__(self) -> int:
         return len(self._known)

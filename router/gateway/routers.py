@@ -1,6 +1,6 @@
 """The calls that a gateway or picker makes to a router: about requests, and the list of workers.
 
-A KvRouteClient has them over gRPC, router/api/service/local_router.py in the same process.
+A KvRouteClient makes them over gRPC, router/api/service/local_router.py in the same process.
 """
 
 from collections.abc import Mapping
@@ -18,17 +18,17 @@ class Router(AbstractAsyncContextManager[Any], Protocol):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """See RequestCalls.counts."""
+        """Counters of the calls since the start, by name: see RequestCalls.counts."""
 
     async def route(
         self, *, timeout_s: float | None = None, **options: Unpack[RouteOptions]
     ) -> Pick:
-        """See RequestCalls.route."""
+        """Picks a worker and reserves the request's load there: see RequestCalls.route."""
 
     def request(
         self, *, timeout_s: float | None = None, **options: Unpack[RouteOptions]
     ) -> RoutedRequest:
-        """See RequestCalls.request."""
+        """One request, routed when it is entered: see RequestCalls.request."""
 
     def attempts(
         self,
@@ -37,11 +37,11 @@ class Router(AbstractAsyncContextManager[Any], Protocol):
         timeout_s: float | None = None,
         **options: Unpack[RouteOptions],
     ) -> Attempts:
-        """See RequestCalls.attempts."""
+        """One request, tried on several workers: see RequestCalls.attempts."""
 
     async def list_workers(
         self, model: str | None = None, *, away: bool = False
     ) -> list[WorkerStatus]:
-        """Every worker that the router knows, by id and rank. away: only workers that stopped
-        answering.
+        """Every worker that the router knows, by id and rank. model: None: of all models. away:
+        only workers whose relay is silent, or whose engine does not answer its relay.
         """

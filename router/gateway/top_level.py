@@ -1,9 +1,9 @@
 """The top level of a JSON object, as bytes: its values by name, and changes to it. Pure.
 
 Laws:
-- a name counts however it is escaped, and of a name that is there twice the last value counts, as
-  for the parsers of engines;
-- a change costs passes over the bytes, however many fields they have: REPEATS_MAX + 1 at most.
+- a name counts however it is escaped, and of a name that occurs twice the last value counts, as in
+  the parsers of engines;
+- a change parses the bytes REPEATS_MAX + 1 times at most, however many fields they have.
 """
 
 import re
@@ -18,7 +18,7 @@ from msgspec import UNSET, Raw, UnsetType
 from router.gateway.refusals import GatewayRefusal
 
 REPEATS_MAX = 2
-"""Times that a body may have a field which is replaced."""
+"""Most times that a body may repeat a field which is replaced."""
 _SPACE = b" \t\r\n"
 _NO_SPACE = re.compile(rb"[^ \t\r\n]")
 
@@ -26,9 +26,9 @@ Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 
 def decoded(decoder: msgspec.json.Decoder[Fields], body: bytes) -> tuple[Fields, bytes]:
-    """The fields of a body, each a Raw, and the bytes that they lie in: the body, or one of the
-    same length with numbers in the place of NaN and Infinity, which Python's parser takes. Raises
-    GatewayRefusal for what is no JSON object."""
+    """The fields of a body, each a Raw, and the bytes that they are slices of: the body, or a copy
+    of the same length with numbers for NaN and Infinity, which engines accept as Python's parser
+    does. Raises GatewayRefusal for a body that is no JSON object."""
     try:
         return decoder.decode(body), body
     except msgspec.ValidationError as error:
@@ -43,7 +43,7 @@ def decoded(decoder: msgspec.json.Decoder[Fields], body: bytes) -> tuple[Fields,
 
 
 def span(value: Raw, within: bytes) -> tuple[int, int]:
-    """Start and end of a decoded body's value within its bytes."""
+    """Start and end of a decoded value in `within`, the bytes that it was decoded from."""
     start = _address(value) - _address(within)
     return start, start + len(memoryview(value))
 
@@ -55,9 +55,9 @@ def changed(
     known: Mapping[str, tuple[int, int]] | None = None,
     absent: bool = False,
 ) -> bytes:
-    """The body with these fields in the place of its own of the same names; UNSET takes one out.
-    All else stays as it is. known: places of the last values of some of them. absent: the body has
-    none of them. Raises GatewayRefusal."""
+    """The body with `fields` set at its top level, in place of its own of the same names; UNSET
+    removes a field. All other bytes stay. known: field -> start and end of its last value, for some
+    of the fields. absent: the body has none of them. Raises GatewayRefusal, see REPEATS_MAX."""
     if not fields:
         return body
     rest = body
@@ -88,13 +88,13 @@ def _without(body: bytes, names: tuple[str, ...]) -> bytes:
         body = _cut(body, sorted(span(value, read) for value in values))
         if not _may_have(body, names):
             return body
-    message = f"the body has a field more than {REPEATS_MAX} times"
+    message = f"the body has one of the fields {', '.join(names)} more than {REPEATS_MAX} times"
     raise GatewayRefusal("INVALID_BODY", message)
 
 
 def _may_have(body: bytes, names: tuple[str, ...]) -> bool:
-    """Whether a look at every field is needed to say that none has such a name."""
-    # The search for one byte is the fast one, and so is that for a name without its quotes.
+    """Whether a body may have a field with one of the names; True: only parsing it can tell."""
+    # Searches for one byte, and for a name without its quotes, are fast.
     if len(names) > 4 or (b"\\" in body and b"\\u" in body):
         return True
     return any(name.encode() in body for name in names)

@@ -1,14 +1,14 @@
-"""An engine's answer as it passes: first token, chunks, usage. Pure; keeps a few KiB, no more.
+"""Reads an engine's answer while it is passed on: first token, chunks, usage. Pure.
 
 The usage is read from the end of the answer, once. Where the gateway requested the usage chunk of a
-stream and the client had not, that chunk is taken out.
+stream and the client had not, that chunk is removed.
 
 Laws:
 - the bytes that feed() and rest() return are those that came in, less that one chunk;
 - nothing is kept but the end of the answer, KEPT_BYTES at most, the first TAIL_BYTES of a message
   or a response, USAGE_BYTES of a usage that stands within a response, and an event of at most
   EVENT_BYTES_MAX whose end has not come; a longer event passes in parts;
-- no bytes raise: what can't be read says nothing.
+- no bytes raise an error: what can't be read counts as absent.
 """
 
 import json
@@ -23,14 +23,14 @@ from router.request.bodies import FORMATS, BodyFormat
 
 TAIL_BYTES = 4096
 KEPT_BYTES = 4 * TAIL_BYTES
-"""Bytes of an answer's end, which is cut to TAIL_BYTES when it has more."""
+"""Most bytes that are kept of an answer's end, which is cut to TAIL_BYTES when it has more."""
 USAGE_BYTES = 1024
 EVENT_BYTES_MAX = 1 << 18
 USAGES_MAX = 8
-"""Places with the word "usage" that are read, from the end."""
+"""Most places with the word "usage" that are tried, the last one first."""
 
 _EDGE = 96
-"""Bytes that are kept for words across two chunks."""
+"""Bytes of a chunk's end that are kept, to find words that two chunks share."""
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w.-]{1,200})"')
 _NUMBER = re.compile(rb'"sequence_number"\s*:\s*([0-9]{1,15})\b')
 _FINISHES = {
@@ -38,8 +38,8 @@ _FINISHES = {
     for body in FORMATS
     if body.finish_field
 }
-"""Why an answer ended, by the field that says it, which comes after the answer's content. In a
-text, quotes are escaped."""
+"""Field that says why an answer ended, behind its content -> pattern of the field and its value. A
+generated text can't match, since quotes in it are escaped."""
 _REASONS = (
     rb'"incomplete_details"\s*:\s*\{\s*"reason"\s*:\s*"(max_output_tokens|content_filter)"'
     rb'|"type"\s*:\s*"(function_call|custom_tool_call)"'
@@ -48,8 +48,8 @@ _WORDS = {
     True: re.compile(_REASONS + rb"|\nevent: ?response\.(completed|failed)\b"),
     False: re.compile(_REASONS + rb'|"status"\s*:\s*"(completed|failed|cancelled)"'),
 }
-"""finish_words, by whether the answer is a stream: a failure is one of its events, which no field
-that an engine repeats from the request can be, since JSON has no line breaks in texts."""
+"""Whether the answer is a stream -> pattern of BodyFormat.finish_words. In a stream a failure is an
+event's line, which no text of the request can imitate, since JSON texts have no line breaks."""
 _USAGES = {
     body.usage_within: re.compile(rb'"usage"\s*:\s*\{\s*"%b"' % body.usage_within.encode())
     for body in FORMATS
@@ -80,15 +80,15 @@ class AnswerReader:
     """Reads one answer while it is passed on."""
 
     def __init__(self, kind: BodyFormat, *, is_stream: bool, takes_usage_out: bool = False) -> None:
-        """takes_usage_out: the client did not request the chunk with the usage, so it is
-        removed.
+        """kind: the request's format. is_stream: the answer is a stream of events. takes_usage_out:
+        the chunk with the usage, which the client did not request, is removed.
         """
         self.first_token = False
-        """Whether a byte that only a first token brings has come."""
+        """Whether bytes have come that an engine sends only once it has the first token."""
         self.passed = False
         """Whether a byte was passed on, so that no other worker can be tried."""
         self.chunks = 0
-        """Events of a stream so far, which usually have a token each; one of an answer that is no
+        """Events of a stream so far, which usually have a token each; 1 for an answer that is no
         stream."""
         self._kind = kind
         self.is_stream = is_stream
@@ -106,12 +106,13 @@ class AnswerReader:
         """The format's finish_words that the answer has so far."""
         self._within_edge = b"\n"
         self._near = b""
-        """USAGE_BYTES from the begin of the last usage on; empty: none has begun."""
+        """USAGE_BYTES from the beginning of the last usage on; empty: none has begun."""
         self._usage: Mapping[str, Any] | None = None
-        """Usage of the chunk that was taken out."""
+        """Usage of the chunk that was removed; None: no chunk was."""
 
     def feed(self, chunk: bytes) -> bytes:
-        """Reads a chunk; returns the bytes to pass on now, none while an event is incomplete."""
+        """Reads a chunk of the answer; returns the bytes to pass on now: none while an event is
+        incomplete that may have to be removed."""
         if not self.first_token:
             self._look(chunk)
         if self._within is not None or self._words is not None:
@@ -178,7 +179,7 @@ class AnswerReader:
         return said[-1].decode() if said else ""
 
     def usage(self) -> Usage:
-        """The token usage in the answer's end, as far as it is there."""
+        """The token usage of the answer; numbers that its bytes don't have are None."""
         last = self._usage or _usage_begun(self._near) or _usage_in(self._ending()) or {}
         usage = read_usage(last, details_enabled=False)
         if self._kind.usage_begins and usage.prompt_tokens is None and self._head:
@@ -188,7 +189,8 @@ class AnswerReader:
         return usage
 
     def _look_within(self, chunk: bytes) -> None:
-        """Keeps a usage with what follows it, the last of several, and finish_words."""
+        """Looks in a chunk, and across its border with the one before, for finish_words and for a
+        usage that further fields may follow; keeps the last usage."""
         seen = self._within_edge + chunk
         if self._words is not None:
             self._seen.update(at[at.lastindex or 0].decode() for at in self._words.finditer(seen))
@@ -203,7 +205,7 @@ class AnswerReader:
         return bytes(self._tail)
 
     def _look(self, chunk: bytes) -> None:
-        """Sets first_token."""
+        """Sets first_token if the chunk shows it; keeps the answer's first TAIL_BYTES."""
         if self._keeps_head and len(self._head) < TAIL_BYTES:
             self._head = (self._head + chunk)[:TAIL_BYTES]
         if not self.is_stream:
@@ -214,7 +216,7 @@ class AnswerReader:
             self.first_token = any(word in seen for word in words)
         else:
             self.first_token = seen.startswith(b"data:") or b"\ndata:" in seen
-        # A line break before it: what is left of the edge must not look like a line's beginning.
+        # A space in front: what is left of the edge must not look like a line's beginning.
         self._edge = seen if len(seen) <= _EDGE else b" " + seen[-_EDGE:]
 
     def _without_usage(self, chunk: bytes) -> bytes:
@@ -241,7 +243,7 @@ class AnswerReader:
 
 
 def _events_end(data: bytes) -> int:
-    """Bytes up to the end of the last whole event."""
+    """Number of bytes up to the end of the last whole event of a stream; 0: no event is whole."""
     ends = [data.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in data]
     return max(ends, default=0)
 
@@ -278,7 +280,8 @@ def _usage_in(data: bytes) -> Mapping[str, Any] | None:
 
 
 def _usage_begun(data: bytes) -> Mapping[str, Any] | None:
-    """The object of the key "usage", with which these bytes begin; None: it has another value."""
+    """The object that is the value of the key "usage" at the beginning of these bytes; None: the
+    value is no object, or is cut off."""
     begin = _BEGIN.match(data)
     if begin is None:
         return None

@@ -55,7 +55,7 @@ class ModelSettings(Settings, frozen=True):
     ] = None
     routing: Annotated[
         ModelRoutingSettings | None,
-        Meta(description="routing settings of requests for this model; none: those of `routing`"),
+        Meta(description="settings of picks for this model; none: those of `routing`"),
     ] = None
     prompts: Annotated[
         PromptsSettings | None,
@@ -92,17 +92,17 @@ class ServeConfig(Settings, frozen=True):
     ready_timeout_s: Annotated[
         Seconds,
         Meta(
-            description="seconds after the start at which the router is ready even while the"
+            description="seconds after its start at which the router reports ready even if the"
             " blocks of some workers are not known for sure"
         ),
     ] = 30.0
     drain_timeout_s: Annotated[
-        Seconds, Meta(description="seconds that calls in flight may go on after SIGTERM")
+        Seconds, Meta(description="seconds that open gRPC calls may go on after SIGTERM")
     ] = 30.0
     models: Annotated[
         tuple[ModelSettings, ...],
         Meta(
-            description="settings of models, a list with an entry for each model that needs any",
+            description="settings of single models, a list with an entry for each such model",
             extra_json_schema=FIRST_WEEK,
         ),
     ] = ()

@@ -40,8 +40,8 @@ class KubernetesSettings(Settings, frozen=True):
         str,
         Meta(
             pattern=DNS_NAME,
-            description="name of the InferencePool whose selector and targetPorts take the"
-            " place of `selector` and `ports`; needs the right to get it",
+            description="name of the InferencePool whose selector and targetPorts replace"
+            " `selector` and `ports`; the router needs the right to get InferencePools",
         ),
     ] = ""
     ports: Annotated[
@@ -56,8 +56,8 @@ class KubernetesSettings(Settings, frozen=True):
     events_port: Annotated[
         Port | None,
         Meta(
-            description="port of an engine's event publisher; the n-th port of a pod has its own at"
-            " port + n; none: engines publish no KV events"
+            description="port of an engine's event publisher; of several `ports`, the worker at the"
+            " n-th (from 0) publishes on events_port + n; none: engines publish no KV events"
         ),
     ] = 5557
     replay_port: Annotated[
@@ -68,9 +68,9 @@ class KubernetesSettings(Settings, frozen=True):
         str,
         Meta(
             pattern=NODE_LABEL,
-            description="name of the nodes' label for the rack, such as"
-            " topology.kubernetes.io/rack; setting it has zone and rack of each worker read from"
-            " its node, with the right to get nodes; empty: not read",
+            description="label of nodes that names the rack, such as topology.kubernetes.io/rack;"
+            " if set, zone and rack of each worker are read from its node, which needs the right"
+            " to get nodes; empty: neither is read",
         ),
     ] = ""
     api: Annotated[

@@ -8,14 +8,14 @@ from events.plane.settings import FIRST_WEEK, Settings
 from indexer.index import BLOCK_BYTES
 
 TOMBSTONE_S = 60.0
-"""Seconds for which a removed worker's beats are ignored, where the command names no time: its
-relay has ended by then, or its operator stops it."""
+"""Seconds for which a removed worker's heartbeats are ignored, where the command to remove it names
+no time: its relay has ended by then."""
 TOMBSTONE_MAX_S = 86_400.0
-"""Longest time that a removed worker's beats are ignored, whatever the command says."""
+"""Most seconds for which a removed worker's heartbeats are ignored, whatever the command names."""
 
 
 class FleetNameSettings(Settings, frozen=True):
-    """The fleet of a relay."""
+    """The name of the fleet that a relay or a router belongs to."""
 
     name: Annotated[
         str,
@@ -28,10 +28,10 @@ class FleetNameSettings(Settings, frozen=True):
 
 
 class FleetSettings(FleetNameSettings, frozen=True):
-    """The fleet of a router, and what is known of it."""
+    """The fleet of a router: its name, and bounds on the workers that belong to it."""
 
     workers_max: Annotated[
-        int, Meta(ge=1, description="workers known at once; more are ignored, and counted")
+        int, Meta(ge=1, description="most workers known at once; more are ignored, and counted")
     ] = 4096
     register_networks: Annotated[
         str,
@@ -44,8 +44,8 @@ class FleetSettings(FleetNameSettings, frozen=True):
     state_file: Annotated[
         str | None,
         Meta(
-            description="file where this router saves the drains and removals in force for its"
-            " restart, one for each replica; none: a restarted router learns them from"
+            description="file, one for each replica, where the router saves the drains and removals"
+            " in force, to apply them after its restart; none: a restarted router learns them from"
             " other replicas only"
         ),
     ] = None
@@ -53,14 +53,13 @@ class FleetSettings(FleetNameSettings, frozen=True):
 
 WORKER_PERCENT = 25
 """Percentage of the index's memory that one worker's blocks may take: more than an engine holds, so
-that only a broken publisher meets it, and leaves the other workers three quarters."""
+that only a broken publisher reaches it, and leaves the other workers three quarters."""
 MEMORY_MIB_MAX = 64 << 10
-"""MiB of the index, at most: its entries have 32-bit places, which are too few for more than 16
-bytes * 2^32."""
+"""Most MiB of the index, 64 GiB: it numbers entries of 16 bytes by 32 bits."""
 
 
 class IndexSettings(Settings, frozen=True):
-    """The overlap index."""
+    """Memory of the index of the workers' cached blocks."""
 
     memory_mib: Annotated[
         int,

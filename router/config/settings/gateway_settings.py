@@ -7,7 +7,7 @@ from msgspec import Meta
 from events.plane.settings import FIRST_WEEK, Seconds, Settings
 
 Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/?#\s,*]+)$")]
-"""scheme://host[:port] of web pages, or * for every one."""
+"""Origin of web pages, scheme://host[:port], or * for every origin."""
 
 
 class GatewaySettings(Settings, frozen=True):
@@ -36,7 +36,7 @@ class GatewaySettings(Settings, frozen=True):
         ),
     ] = False
     reuse_port: Annotated[
-        bool, Meta(description="several gateways may listen on the same port (SO_REUSEPORT)")
+        bool, Meta(description="let several gateways listen on the same port (SO_REUSEPORT)")
     ] = False
     silence_s: Annotated[
         Seconds,
@@ -67,32 +67,32 @@ class GatewaySettings(Settings, frozen=True):
         tuple[Origin, ...],
         Meta(
             description="origins whose pages may read the gateway's answers in a browser"
-            " (CORS), such as https://chat.example, or `*` for all; none: only the"
-            " gateway's own"
+            " (CORS), such as https://chat.example, or `*` for all; empty: only pages of the"
+            " gateway's own origin"
         ),
     ] = ("*",)
     forward: Annotated[
         Literal["body", "tokens"],
         Meta(
-            description="tokens: chats are sent with their prompt's tokens, so that engines do"
-            " not tokenize again, if the tokens were compared with an engine's and the"
-            " engine takes tokens"
+            description="what workers get. body: the client's body; tokens: for chats the prompt's"
+            " tokens, too, so that engines do not tokenize again, if the tokens were compared with"
+            " an engine's and the engine takes tokens"
         ),
     ] = "body"
     salt: Annotated[
         Literal["client", "tenant"],
         Meta(
-            description="origin of the `cache_salt` that routers and engines get. client: the"
-            " body alone (a tenant without one can measure what others have cached); tenant:"
-            " made from the body's and the tenant, for a key without a tenant of its own from"
-            " the key's name, too; without keys and without a tenant header, the body's"
+            description="origin of the `cache_salt` that routers and engines get. client: the body"
+            " (tenants without a salt can measure what others have cached); tenant: a hash of the"
+            " body's salt, the tenant and, for a key that has no tenant, the key's name; without"
+            " keys and without a tenant header, the body's salt"
         ),
     ] = "client"
     observe: Annotated[
         bool,
         Meta(
-            description="decide about requests that another router or proxy serves, and mirrors"
-            " here: each is counted, logged and answered by status 204; nothing is"
+            description="only decide about requests, which another router or proxy serves and"
+            " mirrors here: each is counted, logged and answered by status 204; nothing is"
             " forwarded or reserved"
         ),
     ] = False
@@ -100,7 +100,7 @@ class GatewaySettings(Settings, frozen=True):
         bool,
         Meta(
             description="send the headers X-Kvroute-Worker, X-Kvroute-Overlap-Tokens and"
-            " X-Kvroute-Reservation with each answer, and of a pair X-Kvroute-Prefill-Worker"
+            " X-Kvroute-Reservation with each answer, and for a pair X-Kvroute-Prefill-Worker"
         ),
     ] = False
 

@@ -8,23 +8,23 @@ from events.plane.settings import Settings
 
 
 class OutlierSettings(Settings, frozen=True):
-    """Ejection of workers whose requests fail: for a while they get none."""
+    """Ejection of workers whose requests fail: for a while they get no new requests."""
 
     enabled: Annotated[
         bool,
-        Meta(description="eject workers whose requests fail: for a while they get no requests"),
+        Meta(description="eject workers whose requests fail: for a while they get no new requests"),
     ] = True
 
 
 class CapacitySettings(Settings, frozen=True):
-    """Bounds on the requests of a worker, beside its capacity."""
+    """Bounds on a worker's requests and prompt tokens, beside its slots and KV blocks."""
 
     prefill_tokens_max: Annotated[
         int,
         Meta(
             ge=0,
-            description="bound on a worker's uncomputed prompt tokens, of all routers; a worker"
-            " at the bound has no room; 0: none",
+            description="bound on a worker's prompt tokens that are not computed yet, of requests"
+            " of all routers; a worker at the bound has no room; 0: no bound",
         ),
     ] = 0
     prefill_requests_max: Annotated[
@@ -32,7 +32,7 @@ class CapacitySettings(Settings, frozen=True):
         Meta(
             ge=0,
             description="bound on the requests of this router whose prompts a worker computes;"
-            " a worker at the bound has no room; 0: none",
+            " a worker at the bound has no room; 0: no bound",
         ),
     ] = 0
     decode_requests_max: Annotated[
@@ -40,6 +40,6 @@ class CapacitySettings(Settings, frozen=True):
         Meta(
             ge=0,
             description="bound on the requests of this router whose answers a worker generates;"
-            " a worker at the bound has no room; 0: none",
+            " a worker at the bound has no room; 0: no bound",
         ),
     ] = 0

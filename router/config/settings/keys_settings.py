@@ -35,7 +35,7 @@ class TlsSettings(Settings, frozen=True):
 
 
 class KeysSettings(Settings, frozen=True):
-    """Keys and rights of callers: bearer tokens, certificates, accounts of issuers."""
+    """Keys and rights of callers: bearer tokens, certificates, accounts at token issuers."""
 
     file: Annotated[
         str | None,
@@ -67,14 +67,15 @@ class EnginesSettings(Settings, frozen=True):
 
 
 class ReadEnginesSettings(EnginesSettings, frozen=True):
-    """The same for processes with relays, and what these read of engines' pages beside the load."""
+    """Credentials for HTTP requests to engines, and metrics of engines' pages that relays read for
+    the operator."""
 
     numbers: Annotated[
         dict[str, str],
         Meta(
             max_length=OWN_MAX,
-            description="numbers of your own, for policies, receipts and kvroute_worker_number:"
-            " name to metric of the engines' pages, 8 at most",
+            description="numbers of your own for policies, receipts and kvroute_worker_number, at"
+            " most 8: the name of each, to the metric on engines' pages that it is read from",
         ),
     ] = {}  # noqa: RUF012  (msgspec copies it)
 

@@ -22,8 +22,8 @@ class PickerSettings(Settings, frozen=True):
     tls: Annotated[
         Literal["optional", "server", "mutual"],
         Meta(
-            description="optional: connections without TLS are taken, and with TLS if"
-            " tls.certificate_file is set; server: only those with TLS; mutual: only those with"
+            description="connections that are accepted. optional: those without TLS, and with TLS"
+            " if tls.certificate_file is set; server: only those with TLS; mutual: only those with"
             " TLS and a certificate signed by a CA of tls.client_ca_file"
         ),
     ] = "optional"
@@ -33,23 +33,23 @@ class PickerSettings(Settings, frozen=True):
             ge=0,
             le=3,
             description="most further endpoints that the picker names for Envoy to try when the"
-            " picked one fails; 0 for gateways that take only one endpoint",
+            " picked one fails; 0 for proxies that take only one endpoint",
         ),
     ] = 0
     pairs: Annotated[
         Literal["never", "llm-d"],
         Meta(
-            description="llm-d: where the fleet has prefill workers, the header"
-            " x-prefiller-host-port has the address of one, for llm-d's sidecar beside the"
-            " decode worker"
+            description="whether requests get pairs of workers. llm-d: if the model has prefill"
+            " workers, the header x-prefiller-host-port has the address of one, for llm-d's"
+            " sidecar beside the decode worker"
         ),
     ] = "never"
     objectives: Annotated[
         Mapping[str, int],
         Meta(
             description="priority of each objective, by its name in the header"
-            " x-gateway-inference-objective or x-llm-d-inference-objective; others have"
-            " their body's, or else 0; requests with a higher priority go first"
+            " x-gateway-inference-objective or x-llm-d-inference-objective; requests without a"
+            " listed objective have their body's, or 0; those with a higher priority go first"
         ),
     ] = {}
     unobserved_s: Annotated[

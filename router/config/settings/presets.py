@@ -1,4 +1,4 @@
-"""Sets of settings with names (routing.preset), each chosen on traces that are named with it.
+"""Named sets of routing settings (routing.preset), each with the traces that it was chosen on.
 
 A preset sets keys of `routing` below those of the operator: a key in the file, the environment or a
 flag wins over the preset's, key by key (router/config/reading.py lays the two over one another).
@@ -17,20 +17,22 @@ class Preset:
     """An entry of the table of presets."""
 
     summary: str
-    """Which traffic it is for."""
+    """The traffic that the preset is for."""
     sets: Mapping[str, Any]
     """Keys of `routing` with their values; sections are mappings. Only keys that a reload changes
     (router/config/reload.py)."""
     chosen_on: str
-    """Traces and numbers that decided, those of `balanced` beside them. Eight engines of 16,384
-    blocks unless it says otherwise, whole traces, seed 0 (simulator/RESULTS.md has the fleet)."""
+    """Traces and simulated results that decided, beside those of `balanced`: eight engines of
+    16,384 blocks, whole traces, seed 0, 3x for three times a trace's speed (simulator/RESULTS.md).
+    """
 
 
 _TTFT_UNGUARDED: Mapping[str, Any] = {
     "policy": "ttft",
     "guard": {"policies": ["dynamo-adaptive"]},
 }
-"""The guard stays over the default policy, for requests and models that name it."""
+"""Keys that set policy `ttft`, without the guard, which stays on for requests and models that name
+the default policy."""
 
 PRESETS: dict[PresetName, Preset] = {
     "balanced": Preset(

@@ -55,8 +55,8 @@ class PromptsSettings(Settings, frozen=True):
         str,
         Meta(
             pattern=r"^(https?://[^\s/]+)?$",
-            description="HTTP base of a render service (`vllm launch render`), which gives tokens"
-            " instead of the workers; empty: the workers give them",
+            description="HTTP base URL of a render service (`vllm launch render`), which makes"
+            " tokens instead of the workers; empty: the workers make them",
         ),
     ] = ""
     processes: Annotated[

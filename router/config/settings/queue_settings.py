@@ -8,14 +8,14 @@ from msgspec import Meta
 from events.plane.settings import FIRST_WEEK, Seconds, Settings
 
 WAITING_MAX = 65_536
-"""Largest bound on waiting requests: their places move by memory copies
-(router/decide/queue_turns/line.py)."""
+"""Largest value of queue.max_waiting: a request that joins the queue has the places behind it
+copied in memory (router/decide/queue_turns/line.py)."""
 
 EarlyRefusal = Literal["never", "timeout", "slo"]
 
 
 class BandSettings(Settings, frozen=True):
-    """A priority band: a level of the queue with its own share of the turns."""
+    """A priority band: a level of the queue with its own share of the dispatches."""
 
     name: Annotated[
         str,
@@ -36,7 +36,7 @@ class BandSettings(Settings, frozen=True):
             gt=0,
             le=1e6,
             description="share of the band in the dispatches, relative to the weights of the"
-            " others",
+            " other bands",
         ),
     ] = 1.0
     share_percent: Annotated[
@@ -59,7 +59,7 @@ class TenantSettings(Settings, frozen=True):
             gt=0,
             le=1e6,
             description="share of the tenant in the dispatches, relative to the weights of the"
-            " others",
+            " other tenants",
         ),
     ] = 1.0
     in_flight_max: Annotated[
@@ -85,13 +85,13 @@ class TenantSettings(Settings, frozen=True):
 
 
 class TenantsSettings(Settings, frozen=True):
-    """How tenants share the turns."""
+    """How tenants share the dispatches of the queue."""
 
     fair: Annotated[
         bool,
         Meta(
-            description="give tenants that wait in a band shares by their weights, in uncached"
-            " prompt tokens; false: the order alone decides"
+            description="share a band's dispatches, in uncached prompt tokens, among its waiting"
+            " tenants by their weights; false: queue.order alone decides"
         ),
     ] = False
     cached_price: Annotated[
@@ -114,8 +114,8 @@ class TenantsSettings(Settings, frozen=True):
 
 
 class SiblingsSettings(Settings, frozen=True):
-    """Siblings, requests with the same long uncached prefix: the first goes, the others
-    follow it.
+    """Siblings: requests with the same long uncached prefix, of which the first is dispatched and
+    the others wait until its prompt is computed.
     """
 
     enabled: Annotated[
@@ -172,7 +172,7 @@ class QueueSettings(Settings, frozen=True):
     order: Annotated[
         str,
         Meta(
-            description="order in which waiting requests go: fcfs, priority, edf, lof,"
+            description="order in which waiting requests are dispatched: fcfs, priority, edf, lof,"
             " shortest-first, wspt, lpm, dfs-weight, las, prefill-first or random; module:function,"
             " one of your own; or several with + between them, of which the next one decides"
             " between equals"

@@ -8,7 +8,7 @@ from events.plane.settings import Seconds, Settings
 
 
 class RequestSettings(Settings, frozen=True):
-    """Requests whose bodies a process reads, as a gateway and as an endpoint picker."""
+    """Times and sizes of requests at a gateway and at an endpoint picker, and their priority."""
 
     route_timeout_s: Annotated[
         Seconds,
@@ -52,7 +52,7 @@ class RequestSettings(Settings, frozen=True):
     drain_timeout_s: Annotated[
         Seconds,
         Meta(
-            description="seconds that open requests may go on after SIGTERM; they begin with it"
-            " at the gateway, and after requests.accept_after_stop_s at the picker"
+            description="seconds that open requests may go on after SIGTERM: counted from SIGTERM"
+            " at the gateway, from the end of requests.accept_after_stop_s at the picker"
         ),
     ] = 300.0

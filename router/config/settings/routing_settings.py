@@ -16,16 +16,16 @@ class HotPrefixSettings(Settings, frozen=True):
     enabled: Annotated[
         bool,
         Meta(
-            description="let further workers compute prefixes that many requests share, so that"
-            " they hold them, too"
+            description="have further workers compute the prefixes that many requests share, so"
+            " that these workers hold the prefixes, too"
         ),
     ] = False
 
 
 REQUEST_TOKENS = 300.0
 MARGIN = 0.05
-"""Numbers of the guard, chosen by tests/bar (its README has the rule and the losers). They suit all
-engines, since both are in tokens of the prompt."""
+"""Prompt tokens that the guard adds to a worker's expected wait for each active request, and share
+of the prompt's tokens by which a wait may exceed the shortest one; chosen by tests/bar."""
 
 
 class GuardSettings(Settings, frozen=True):
@@ -37,7 +37,7 @@ class GuardSettings(Settings, frozen=True):
         tuple[str, ...],
         Meta(
             description="policies whose picks the guard moves away from workers with a long wait;"
-            " empty: none"
+            " empty: the guard is off"
         ),
     ] = ("dynamo-adaptive", "ttft")
 
@@ -57,8 +57,8 @@ class GuardSettings(Settings, frozen=True):
 
 
 class AffinitySettings(Settings, frozen=True):
-    """Session affinity: a session's requests go to the worker of its last one, by a bonus or
-    strictly.
+    """Session affinity: a session's requests go to the worker of its last request, by a bonus on
+    its cost or strictly.
     """
 
     bonus: Annotated[
@@ -118,16 +118,17 @@ class RoutingSettings(Settings, frozen=True):
         int,
         Meta(
             ge=0,
-            description="a prompt is computed on its decode worker if at most this many of its"
-            " tokens, or 5 %, are uncached there; 0: only if all are cached",
+            description="uncached prompt tokens on the decode worker up to which, or up to 5 % of"
+            " the prompt, it computes the prompt without a prefill worker; 0: only if all are"
+            " cached",
         ),
     ] = 256
     pair_labels: Annotated[
         tuple[str, ...],
         Meta(
             max_length=8,
-            description="worker labels whose values are equal in both workers of a pair, as the"
-            " revision of a rollout",
+            description="labels of workers whose values must be equal in both workers of a pair,"
+            " such as the revision of a rollout",
         ),
     ] = ("revision",)
     label_shares: Annotated[
@@ -242,7 +243,5 @@ class ModelRoutingSettings(Settings, frozen=True):
     ] = msgspec.field(default_factory=dict)
     guard: Annotated[
         GuardSettings | None,
-        Meta(
-            description="settings of the guard for this model's picks; none: those of routing.guard"
-        ),
+        Meta(description="settings of the guard for this model's picks; none: routing.guard's"),
     ] = None

@@ -66,8 +66,8 @@ class HttpSettings(Settings, frozen=True):
         Meta(
             ge=1,
             le=1_000_000,
-            description="most open connections of a port; beyond them an idle connection, or"
-            " one without a request, is closed for a new one, else the new one",
+            description="most open connections of a port; beyond them a new one takes the place of"
+            " a connection that is idle or has sent no request, or else is closed",
         ),
     ] = 10_000
 

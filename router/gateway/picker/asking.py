@@ -1,4 +1,4 @@
-"""Asks routers for endpoints, among those that a gateway allows."""
+"""Has routers pick the endpoints of Envoy's requests, among those that Envoy allows."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -44,8 +44,8 @@ class PickerAsking(Asking):
         trace: GatewayTrace | None = None,
         only: tuple[str, ...] = (),
     ) -> RoutedRequest:
-        """The routed request, with its worker. only: ids of the workers that may be picked; empty:
-        any. Raises KvRouteError.
+        """Has a router pick a worker for a request, and returns the request with its reservation.
+        only: ids of the workers that may be picked; empty: any. Raises KvRouteError.
         """
 
         async def tries(by_load: bool) -> RoutedRequest:
@@ -63,12 +63,13 @@ class PickerAsking(Asking):
         return await self.or_by_load(exchange, tries, trace)
 
     async def decided(self, request: RequestStream, exchange: Exchange) -> None:
-        """Has a request decided that another router serves. Raises KvRouteError."""
+        """Has a router decide, without a reservation, about a request that another router serves.
+        Raises KvRouteError."""
         await self.observe(exchange, partial(self._options, request, exchange))
 
     async def endpoints_of(self, pick: Pick) -> tuple[list[str], Mapping[str, str]]:
         """The endpoints to name to Envoy, the picked one first, and headers for the worker; no
-        endpoints: the pick has none.
+        endpoints: the picked worker's address can't be resolved.
         """
         endpoints = self._endpoints
         first = await endpoints.of(pick.address)
@@ -83,7 +84,7 @@ class PickerAsking(Asking):
         return named, headers
 
     def _options(self, request: RequestStream, exchange: Exchange, by_load: bool) -> dict[str, Any]:
-        """The options of a request's route. by_load: without its prompt."""
+        """Options for a request's Route call. by_load: an estimated length replaces the prompt."""
         settings = self._settings
         model = _first(request.headers, _MODELS) or exchange.facts.model
         options = self.question(exchange, model, by_load=by_load)

@@ -1,4 +1,4 @@
-"""The gRPC methods on the picker's port: ext_proc's, and health by all names that gateways ask for.
+"""The gRPC methods on the picker's port: ext_proc's, and health by all names that proxies ask for.
 
 /envoy.service.ext_proc.v3.ExternalProcessor/Process
 /grpc.health.v1.Health/Check, /grpc.health.v1.Health/Watch
@@ -26,7 +26,7 @@ PROCESS = f"/{EXT_PROC}/Process"
 HEALTH = "/grpc.health.v1.Health/"
 LIVENESS = "liveness"
 READY_NAMES = ("", "readiness", EXT_PROC, "inference-extension")
-"""Services whose health is the picker's, as llm-d, GKE and the protocol name them."""
+"""Names of services whose health is the picker's, as llm-d, GKE and the protocol name them."""
 
 _HEALTH_BYTES = 1 << 16
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -34,7 +34,7 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 log = logging.getLogger("kvroute.picker")
 _broken = Seldom(log)
-"""Messages that are none."""
+"""Log line, written seldom, for messages that can't be read."""
 
 
 class Health:
@@ -55,7 +55,7 @@ class Health:
                 calls.send(stream, self.of(name))
 
     def of(self, name: str) -> bytes:
-        """The health answer for a service's name; raises KeyError for an unknown name."""
+        """Bytes of a service's HealthCheckResponse; raises KeyError for an unknown name."""
         if name != LIVENESS and name not in READY_NAMES:
             raise KeyError(name)
         status = _SERVING if self.serving or name == LIVENESS else _NOT_SERVING
@@ -63,7 +63,7 @@ class Health:
 
 
 class _Channel:
-    """See picks.Channel."""
+    """One stream of a connection, as a Channel (picks.py)."""
 
     __slots__ = ("_calls", "_stream")
 
@@ -106,15 +106,15 @@ class Calls:
         self._repeats = Repeats()
 
     def send(self, stream: Stream, message: bytes) -> None:
-        """Queues a message, which is written together with others of the same time."""
+        """Queues a message; messages of the same turn of the loop are written together."""
         self._protocol.http2.send(stream, message)
         self._protocol.flush()
 
     def opened(self, stream: Stream, head: Head) -> None:
-        """See Service."""
+        """Begins a call by its method: see streams.Service."""
         path = head.path
         if head.encoding != "identity":
-            self.finish(stream, Status.UNIMPLEMENTED, "messages are not compressed on this port")
+            self.finish(stream, Status.UNIMPLEMENTED, "grpc-encoding must be identity on this port")
         elif path == PROCESS:
             self._process(stream, head)
         elif path in (HEALTH + "Check", HEALTH + "Watch"):
@@ -134,12 +134,12 @@ class Calls:
         self._protocol.timed.append(call)
 
     def too_large(self, stream: Stream, size: int) -> None:
-        """See Service."""
+        """Ends a call whose message is too large: see streams.Service."""
         about = f"a message of {size} bytes; {stream.bytes_max} bytes are the most"
         self._protocol.http2.end(stream, Status.RESOURCE_EXHAUSTED, about)
 
     def message(self, stream: Stream, content: bytes, *, packed: bool) -> None:
-        """See Service."""
+        """Handles a message of a call: see streams.Service."""
         if packed:
             about = "a compressed message of a call without a grpc-encoding"
             self._protocol.http2.end(stream, Status.INTERNAL, about)
@@ -159,7 +159,7 @@ class Calls:
             self._check(stream, content, watches=call.endswith("Watch"))
 
     def half_closed(self, stream: Stream) -> None:
-        """See Service."""
+        """Handles the end of the messages of a call: see streams.Service."""
         call = stream.call
         if isinstance(call, PickedRequest):
             call.half_closed()
@@ -169,7 +169,7 @@ class Calls:
             self.finish(stream, Status.INTERNAL, "a unary request without a message")
 
     def reset(self, stream: Stream) -> None:
-        """See Service."""
+        """Handles the end of a broken call: see streams.Service."""
         call = stream.call
         if isinstance(call, PickedRequest):
             call.reset()
@@ -178,7 +178,7 @@ class Calls:
             self._health.watchers.pop(stream, None)
 
     def hold(self, stream: Stream, *, held: bool) -> None:
-        """Sets whether a stream's gateway may send no more than its window has room for."""
+        """Sets whether Envoy may send on a stream no more than its window has room for."""
         if not stream.finished:
             self._protocol.http2.hold(stream, held=held)
             self._protocol.flush()
@@ -193,7 +193,7 @@ class Calls:
         try:
             name = health_pb2.HealthCheckRequest.FromString(content).service
         except DecodeError:
-            self.finish(stream, Status.INVALID_ARGUMENT, "this is no HealthCheckRequest")
+            self.finish(stream, Status.INVALID_ARGUMENT, "the message is no HealthCheckRequest")
             return
         try:
             answer = self._health.of(name)
@@ -214,7 +214,7 @@ class Calls:
             self.finish(stream)
 
     def finish(self, stream: Stream, status: Status = Status.OK, message: str = "") -> None:
-        """Ends this side of a stream, after what was sent before."""
+        """Ends this side of a stream, after the messages that were sent before."""
         call = stream.call
         self._protocol.http2.finish(stream, status, message)
         self._protocol.flush()

@@ -10,28 +10,28 @@ OUTCOMES = (
     "finished", "worker_refused", "failed", "cancelled", "refused", "unobserved", "blind",
     "repeated", "observed",
 )  # fmt: skip
-"""finished: the answer is whole. worker_refused: the worker's 4xx. failed: the worker's 5xx, or its
-stream ended with an error. cancelled: the stream broke, by the client or by a worker. refused: by a
-router, or for a slow body. unobserved: the gateway shows no answers. blind: routed by load, without
-a reservation. repeated: another stream's request, which a second filter of the same gateway asks
-for. observed: another router serves it, and the gateway reads no answers of the picker."""
+"""Outcomes of requests. finished: the answer is whole. worker_refused: the worker's 4xx. failed:
+the worker's 5xx, or its stream ended with an error. cancelled: the stream broke, by the client or a
+worker. refused: by a router, or for a slow body. unobserved: Envoy shows no answers. blind: routed
+by load, without a reservation. repeated: another stream's request, for which a second filter of the
+same Envoy asks. observed: another router serves it, and Envoy reads no answers of the picker."""
 
 
 class Early(StrEnum):
     """Why a stream ended before the headers of any request."""
 
     TIMEOUT = "timeout"
-    """Not within HEAD_TIMEOUT_S, or the call's own deadline."""
+    """No headers came within HEAD_TIMEOUT_S, or before the call's own deadline."""
     LEFT = "left"
-    """The gateway ended it."""
+    """Envoy ended the stream."""
     MALFORMED = "malformed"
-    """Its first message can't be read, or is another one."""
+    """The stream's first message can't be read, or is not a request's headers."""
     STOPPING = "stopping"
     """The picker stops."""
 
 
 class PickerCounters(ProgramCounters):
-    """The picker's own metrics. Bytes of bodies are those that wait for their pick, or go back
+    """The picker's own metrics. body_bytes counts bodies that wait for their pick, or are sent back
     after it."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -48,8 +48,8 @@ class PickerCounters(ProgramCounters):
         )
         self.not_followed = Counter(
             "kvroute_picker_not_followed",
-            "Answers of another endpoint than the picked one: known: of another worker, unknown:"
-            " of an endpoint that is no worker here.",
+            "Answers from another endpoint than the picked one. known: that of another worker;"
+            " unknown: of no worker in the picker's list.",
             ["endpoint"],
             registry=registry,
         )
@@ -62,7 +62,7 @@ class PickerCounters(ProgramCounters):
         self._name_labels()
 
     def _name_labels(self) -> None:
-        """Counts from 0 what may be counted."""
+        """Creates all series at 0, so that rates see each first increase."""
         for outcome in OUTCOMES:
             self.requests.labels(outcome)
         for reason in Early:

@@ -1,4 +1,4 @@
-"""Workers by endpoint, the `ip:port` that a gateway uses for them.
+"""Workers by endpoint, the `ip:port` by which Envoy knows them.
 
 Law: an old list stays while no router answers, and an old address while its name can't be resolved.
 """
@@ -14,11 +14,11 @@ from kvroute.v1 import WorkerStatus
 from router.gateway.server.roster import WORKER_S, Roster
 
 REFRESH_S = 1.0
-"""Seconds between lists."""
+"""Least seconds from one list of workers to the next."""
 RESOLVED_S = 30.0
-"""How long a host name's address is used before the name is resolved again."""
+"""Seconds for which a host name's address is used before the name is resolved again."""
 NAMES_MAX = 4096
-"""Host names whose addresses are remembered; the one that was resolved first goes first."""
+"""Most host names whose addresses are remembered; the one resolved longest ago is forgotten."""
 
 log = logging.getLogger("kvroute.picker")
 
@@ -32,10 +32,10 @@ class Endpoints:
         self._addresses: dict[tuple[str, int], tuple[str, float]] = {}
         """Host and port -> endpoint, and when it was resolved."""
         self._workers: dict[str, list[str]] = {}
-        """Endpoint -> ids: several for an engine with ranks behind one port."""
+        """Endpoint -> ids of its workers: several for an engine with ranks behind one port."""
         self._loads: dict[str, float] = {}
-        """Endpoints that may be picked -> requests there: those of the list, and those that were
-        sent there by load since."""
+        """Endpoint that may be picked -> its requests: those in the last list, and those that
+        least_loaded has sent there since."""
 
     async def keep(self) -> None:
         """Lists the workers repeatedly, until cancelled."""
@@ -44,7 +44,7 @@ class Endpoints:
             await asyncio.sleep(max(REFRESH_S, WORKER_S * len(self._roster.workers)))
 
     async def refresh(self) -> None:
-        """Lists the workers at a router once; if no router answers, the last list stays."""
+        """Gets a list of workers from a router; if no router answers, the last list stays."""
         await self._roster.refresh()
         if self._roster.listed:
             await self.use(self._roster.workers)
@@ -64,8 +64,8 @@ class Endpoints:
         self._workers, self._loads = ids, loads
 
     async def of(self, address: str) -> str:
-        """The endpoint of a worker's address, such as http://10.0.0.3:8000; empty: its name can't
-        be resolved, or it is no address."""
+        """The endpoint, such as 10.0.0.3:8000, of a worker's address; empty: the address's host
+        name can't be resolved, or it is no address."""
         try:
             parts = urlsplit(address if "//" in address else f"//{address}")
             host, port = parts.hostname, parts.port
@@ -94,8 +94,8 @@ class Endpoints:
         )
 
     def least_loaded(self, subset: frozenset[str] | None) -> str:
-        """The endpoint with the fewest requests, to which one is added; empty: none may be
-        picked.
+        """The endpoint with the fewest requests, to which one is added; empty: none may be picked.
+        subset: endpoints or IP addresses that Envoy allows; None: all.
         """
         loads = self._loads
         able = [each for each in loads if subset is None or _is_named(each, subset)]
@@ -114,7 +114,7 @@ class Endpoints:
         try:
             infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
-            log.warning("the worker's name %r can't be resolved: %s", host, error)
+            log.warning("the host name %r of a worker can't be resolved: %s", host, error)
             return known[0] if known is not None else ""
         endpoint = _endpoint(str(infos[0][4][0]), port)
         self._addresses.pop((host, port), None)

@@ -27,10 +27,11 @@ def envoy_config(
 ) -> dict[str, Any]:
     """The configuration of Envoy, as a tree for YAML or JSON.
 
-    shows_answers False: answers don't pass through the picker, which then costs them nothing and
-    can't cut them, but sees neither their end nor their cached tokens. tls_ca_file: CAs by which
-    the pickers' certificates are checked; empty: no TLS. retries: further endpoints of the picker's
-    list on which a request is tried (picker.fallbacks).
+    admin: of Envoy's own page; None: no such page. shows_answers: False: answers don't pass through
+    the picker, which then costs them nothing and can't cut them, but sees neither their end nor
+    their cached tokens. tls_ca_file: CAs by which the pickers' certificates are checked; empty: no
+    TLS. retries: further endpoints of the picker's list on which a request is tried
+    (picker.fallbacks).
     """
     text = files("router.gateway.picker").joinpath("envoy.yaml").read_text(encoding="utf-8")
     config: dict[str, Any] = yaml.safe_load(text)
@@ -69,7 +70,7 @@ def _tls(ca_file: str) -> dict[str, Any]:
 
 
 def _type_of(addresses: Sequence[Address]) -> str:
-    """STATIC for addresses, STRICT_DNS where some is a name."""
+    """Envoy's type of a cluster: STATIC if all hosts are IP addresses, else STRICT_DNS."""
     is_static = all(":" in each.host or each.host.replace(".", "").isdigit() for each in addresses)
     return "STATIC" if is_static else "STRICT_DNS"
 

@@ -1,9 +1,9 @@
-"""A request's body at the picker, from its first part until it has gone back to the gateway. Pure.
+"""A request's body at the picker, from its first part until it has gone back to Envoy. Pure.
 
 Laws:
 - its bytes go back as they came, in the order in which they came;
-- a slice has SLICE_BYTES at most, and what is below SMALL_BYTES counts as that much, so that no
-  turn of the loop carries more.
+- a turn of the loop sends one slice, of SLICE_BYTES at most, in which a part of fewer than
+  SMALL_BYTES counts as SMALL_BYTES.
 """
 
 from collections import deque
@@ -17,12 +17,12 @@ SMALL_BYTES = 1000
 
 
 class HeldBody(deque[Part]):
-    """Parts of one request's body that were not yet sent back to the gateway."""
+    """Parts of one request's body that were not yet sent back to Envoy."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 0
-        """That wait for the pick, as they are counted."""
+        """Bytes that wait for the pick, and count against the bounds on bodies."""
 
     def pieces(self) -> tuple[bytes | memoryview, ...]:
         """The held parts of the body, not copied."""

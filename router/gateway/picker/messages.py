@@ -1,12 +1,12 @@
 """Reads and writes messages of ext_proc as bytes. Pure.
 
 A part of a body is never parsed twice: StreamedBodyResponse has the fields of HttpBody, so that the
-bytes that came are the bytes that go, within four more wrappers.
+bytes that came are sent back inside four more messages.
 
 Laws:
-- before protobuf builds objects of a message, it has ASIDE_BYTES_MAX bytes at most beside those of
-  a body; and of these no more than HEADERS_MAX headers are looked at;
-- a body of LONG_BYTES or more is not copied here, and protobuf never sees it.
+- protobuf parses a message only if it has at most ASIDE_BYTES_MAX bytes beside a body; one with
+  more than HEADERS_MAX headers is refused;
+- a body of LONG_BYTES or more is not copied here, and protobuf never parses it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,12 +27,12 @@ protocol v1.0.0)."""
 SERVED = "x-gateway-destination-endpoint-served"
 SUBSET = "x-gateway-destination-endpoint-subset"
 LB, SUBSET_HINT = "envoy.lb", "envoy.lb.subset_hint"
-"""Namespaces of dynamic metadata."""
+"""Namespaces of Envoy's dynamic metadata."""
 PART_BYTES_MAX = 62_000
-"""Bytes of a part of a body in full duplex, at most: Envoy asks for 64 KiB at most, and some
-gateways insist."""
+"""Most bytes of a part of a body in full duplex: Envoy asks for 64 KiB at most, and some proxies
+refuse more."""
 ASIDE_BYTES_MAX = 1 << 18
-"""Bytes of a message beside those of a body, at most: headers, and what else a gateway says."""
+"""Most bytes of a message beside a body: headers, metadata and all else."""
 HEADERS_MAX = 1024
 REQUEST_BODY_TAG = 0x22
 RESPONSE_BODY_TAG = 0x2A
@@ -45,16 +45,16 @@ class Part(NamedTuple):
     """A part of a request's or an answer's body."""
 
     body: bytes | memoryview
-    """A view of the message: of LONG_BYTES or more."""
+    """The part's bytes; a memoryview of the message if they are LONG_BYTES or more."""
     is_last: bool
-    """Neither more of the body nor trailers follow."""
+    """Whether neither more of the body nor trailers follow."""
     raw: bytes | None
     """The HttpBody as it came; None: it is too long to go back in one message."""
 
 
 def read(message: bytes) -> tuple[pb.ProcessingRequest, memoryview | None]:
-    """Reads a message of a gateway; a body of LONG_BYTES or more is taken out and returned beside
-    it (None: there is none). Raises ValueError.
+    """Reads a message of Envoy. Returns the message and, taken out of it, a body of LONG_BYTES or
+    more; None: it has no such body. Raises ValueError.
     """
     long = None
     if len(message) > ASIDE_BYTES_MAX:
@@ -73,8 +73,8 @@ def read(message: bytes) -> tuple[pb.ProcessingRequest, memoryview | None]:
 
 
 def _body_place(message: bytes) -> tuple[range, memoryview, int]:
-    """Place of the body that a message begins with: where the fields of its HttpBody lie, its
-    bytes, and where they end; empty: it begins with none."""
+    """The body that a message begins with: place of its HttpBody's fields, the body's bytes, and
+    the place of their end; empty and 0: the message begins with no body."""
     view = memoryview(message)
     if message[0] in (REQUEST_BODY_TAG, RESPONSE_BODY_TAG):
         size, at = _varint(message, 1)
@@ -86,7 +86,7 @@ def _body_place(message: bytes) -> tuple[range, memoryview, int]:
 
 
 def _without_body(message: bytes, fields: range, after: int) -> bytes:
-    """The same without the first body in it."""
+    """The message without the body that it begins with. fields, after: from _body_place."""
     rest = message[after : fields.stop]
     return message[:1] + varint(len(rest)) + rest + message[fields.stop :]
 
@@ -148,7 +148,7 @@ def streamed(part: Part, *, of_answer: bool) -> list[bytes]:
 
 def headers_of(headers: pb.HttpHeaders) -> dict[str, str]:
     """Headers by name in lower case; values of one name are joined. Bytes that are no UTF-8 are
-    read as lone surrogates, as aiohttp reads them. Raises ValueError for over HEADERS_MAX."""
+    read as lone surrogates, as aiohttp reads them. Raises ValueError for more than HEADERS_MAX."""
     fields = headers.headers.headers
     if len(fields) > HEADERS_MAX:
         raise ValueError(f"a message has over {HEADERS_MAX} headers")
@@ -160,7 +160,7 @@ def headers_of(headers: pb.HttpHeaders) -> dict[str, str]:
 
 
 def subset_of(message: pb.ProcessingRequest) -> frozenset[str] | None:
-    """The endpoints among which a gateway wants the pick; None: it names no subset."""
+    """The endpoints among which Envoy wants the pick; None: the message names no subset."""
     space = message.metadata_context.filter_metadata
     if SUBSET_HINT not in space or SUBSET not in space[SUBSET_HINT].fields:
         return None
@@ -173,7 +173,7 @@ def subset_of(message: pb.ProcessingRequest) -> frozenset[str] | None:
 
 
 def served_of(message: pb.ProcessingRequest) -> str:
-    """The endpoint that served the request, as the gateway reports; empty: it reports none."""
+    """The endpoint that served the request, as Envoy reports; empty: it reports none."""
     space = message.metadata_context.filter_metadata
     if LB not in space or SERVED not in space[LB].fields:
         return ""
@@ -187,8 +187,8 @@ def picked(
     *,
     with_body: bool = False,
 ) -> bytes:
-    """A message that names the endpoints, as the answer to the request's headers or to its buffered
-    body. headers: to add for the worker. taken_out: names of headers to remove.
+    """A message that names the endpoints. headers: to add for the worker. taken_out: names of
+    headers to remove. with_body: the message answers the request's buffered body, not its headers.
     """
     answer = pb.ProcessingResponse()
     kind = answer.request_body if with_body else answer.request_headers
@@ -203,8 +203,8 @@ def picked(
 
 
 def unpicked(taken_out: Iterable[str] = (), *, with_body: bool = False) -> bytes:
-    """A message that names no endpoint; it removes the headers taken_out, and one in which the
-    client named an endpoint.
+    """A message that names no endpoint; it removes the headers taken_out, and the header ENDPOINT
+    that a client set. with_body: see picked.
     """
     answer = pb.ProcessingResponse()
     kind = answer.request_body if with_body else answer.request_headers
@@ -240,14 +240,15 @@ RESPONSE_TRAILERS_PASS = _passed(response_trailers=pb.TrailersResponse())
 
 
 def _wrapped(raw: bytes, tag: bytes) -> bytes:
-    """StreamedBodyResponse in BodyMutation (3), in CommonResponse (3), in BodyResponse (1), in the
-    field of ProcessingResponse that `tag` names."""
+    """A ProcessingResponse around an HttpBody's bytes: StreamedBodyResponse in field 3 of
+    BodyMutation, in 3 of CommonResponse, in 1 of BodyResponse, in the field that `tag` names."""
     return _wrappers(len(raw), tag) + raw
 
 
 @lru_cache(maxsize=1024)
 def _wrappers(size: int, tag: bytes) -> bytes:
-    """The heads around so many bytes; a stream's chunks have few lengths."""
+    """Bytes of a ProcessingResponse before a part of `size` bytes (_wrapped); cached, since a
+    stream's chunks have few lengths."""
     heads = b""
     for outer in (b"\x1a", b"\x1a", b"\x0a", tag):
         heads = outer + varint(size + len(heads)) + heads
@@ -255,7 +256,7 @@ def _wrappers(size: int, tag: bytes) -> bytes:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A varint and the place behind it; one that does not end is -1."""
+    """The varint at a place of the data, and the place behind it; -1: the varint does not end."""
     value = shift = 0
     while at < len(data) and shift < 35:
         byte = data[at]

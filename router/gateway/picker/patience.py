@@ -3,13 +3,13 @@
     opened -> request headers -> body -> pending, picked, answered -> over -> ended
 
 Laws:
-- headers are waited for as long as those of any request (HEAD_TIMEOUT_S), and so is the
-  stream's end after its request is over;
-- a body is waited for as the gateway waits for one (pace.py); where a gateway sends it whole, its
-  pace can't be seen, and BODY_S alone counts;
-- from the whole body to the end of the answer only the caller's own deadline counts: an engine may
-  be silent as long as it computes, and leases bound what is reserved for it;
-- a stream has one timer at most; one that is too early is set again when it has run.
+- a request's headers, and after the request the stream's end, are waited for HEAD_TIMEOUT_S, as
+  headers are on every HTTP port;
+- a body is waited for as in `kvroute gateway` (pace.py); where Envoy sends it whole, its pace can't
+  be seen, and BODY_S alone counts;
+- from the whole body to the end of the answer only the call's own deadline counts: an engine may be
+  silent as long as it computes, and leases bound what is reserved there;
+- a stream has one timer at most; a timer that runs too early is set again.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ class Patience:
     __slots__ = ("_due", "_late", "_timer")
 
     def __init__(self, due: Callable[[], float], late: Callable[[], None]) -> None:
-        """due: returns when the stream is late, by the loop's clock; inf: never. late: called when
-        it is late.
+        """due: returns the time at which the stream is late, by the loop's clock; inf: never. late:
+        called when the stream is late.
         """
         self._due = due
         self._late = late

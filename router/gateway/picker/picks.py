@@ -1,12 +1,12 @@
 """Picks endpoints for requests: calls a router, reports each request's progress and end to it.
 
 Laws:
-- a fault of the picker, or of a router, refuses no request that some worker could serve: it goes
-  by load, counted;
-- what was reserved for a request ends with its stream;
-- a request is reserved for once, however many filters ask for it (repeats.py);
-- a request is under way from its headers until its answer is over: only that is counted as open,
-  and only for that a stop waits. A stream without one has a bounded time (patience.py).
+- no request that some worker could serve is refused for a fault of the picker: it goes by load, and
+  is counted;
+- the reservation of a request ends with its stream;
+- a request has one reservation, however many filters ask for it (repeats.py);
+- a request is under way from its headers until its answer is over: only requests under way count as
+  open, and only for them a stop waits. A stream without one has a bounded time (patience.py).
 """
 
 import asyncio
@@ -49,21 +49,21 @@ _ENDS = {
     Early.TIMEOUT: (Status.DEADLINE_EXCEEDED, "no request headers came in time"),
     Early.STOPPING: (Status.UNAVAILABLE, "this picker stops"),
 }
-_NONE_IN_SUBSET = "none of the endpoints that the gateway allows is a worker that can be picked"
+_NONE_IN_SUBSET = "none of the endpoints in the gateway's subset is a worker that can be picked"
 REPEATED = "repeated"
 """Outcome of a stream whose request has another stream's pick."""
 NOT_FOLLOWED = (
-    "the gateway sent a request to %s instead of the picked %s: does it know that endpoint?"
+    "Envoy sent a request to %s instead of the picked %s: does its cluster have that endpoint?"
     " (kvroute_picker_not_followed_total counts them)"
 )
 ENDED_A_TURN = 64
-"""Streams that a stop ends before others have their turn."""
+"""Streams that a stop of the picker ends in one turn of the event loop."""
 
 log = logging.getLogger("kvroute.picker")
 
 
 class Channel(Protocol):
-    """Interface: a stream's connection to its gateway."""
+    """Interface: an ext_proc stream, as its request uses it."""
 
     def send(self, message: bytes) -> None: ...
 
@@ -74,12 +74,12 @@ class Channel(Protocol):
         """Ends the stream with an error."""
 
     def when_room(self, go_on: Callable[[], None]) -> None:
-        """Calls go_on() in another turn of the loop, once the gateway has room for more. Until
-        `resume` the gateway can send a window's bytes at most.
+        """Calls go_on() in another turn of the loop, once Envoy has room for more. Until `resume`
+        Envoy can send a window's bytes at most.
         """
 
     def resume(self) -> None:
-        """Lets the gateway send again."""
+        """Lets Envoy send again."""
 
 
 class Picker:
@@ -98,7 +98,8 @@ class Picker:
         head_timeout_s: float,
     ) -> None:
         """spawn: starts a task of a request. begin_trace: makes the spans of a request from its
-        traceparent or ""; None: no request has spans. head_timeout_s: see patience.py.
+        traceparent or ""; None: no request has spans. head_timeout_s: seconds for a request's
+        headers, see patience.py.
         """
         self.head_timeout_s = head_timeout_s
         self.begin_trace = begin_trace
@@ -163,7 +164,7 @@ class Picker:
 
 
 class PickedRequest(RequestStream):
-    """One request of Envoy, with its router and its time."""
+    """One request of Envoy: gets its pick from a router, reports its steps, bounds its waits."""
 
     def __init__(
         self,
@@ -172,7 +173,8 @@ class PickedRequest(RequestStream):
         repeats: Repeats,
         deadline_s: float,
     ) -> None:
-        """repeats: of its connection. deadline_s: of the call, by the loop's clock; inf: none."""
+        """repeats: picks of the same connection. deadline_s: end of the call's time, by the loop's
+        clock; inf: none."""
         super().__init__(
             channel.send,
             channel.close,
@@ -181,7 +183,7 @@ class PickedRequest(RequestStream):
         )
         self._channel, self._deadline_s = channel, deadline_s
         self._since_s = picker.clock()
-        """Time since which the gateway is waited for."""
+        """When the wait for Envoy's next message began, by the loop's clock."""
         self._is_open = False
         """Whether the request is under way."""
         self._early: Early | None = Early.LEFT
@@ -189,17 +191,17 @@ class PickedRequest(RequestStream):
         self._patience = Patience(self.due_s, self.late)
         self._repeats = repeats
         self._repeated: tuple[str, str, str] | None = None
-        """What is known of its pick among them."""
+        """Key of the request's pick in `repeats`; None: its pick is not there."""
         self._picker = picker
         self._task: asyncio.Task[None] | None = None
-        """That gets the pick."""
+        """Task that gets the pick."""
         self._routed: RoutedRequest | None = None
         self._endpoint = ""
         self._outcome = "cancelled"
         self._trace: GatewayTrace | None = None
         self._held = 0
         self._holds_back = False
-        """Whether the gateway can't send, since the body is being passed on."""
+        """Whether Envoy is kept from sending, since the body is being passed on."""
         self._gone = False
         picker.opened(self)
 
@@ -237,19 +239,19 @@ class PickedRequest(RequestStream):
     # Its time
 
     def await_deadline(self) -> None:
-        """See router.net.http2.sockets.Timed."""
+        """Sets a timer for the stream's next deadline: see router.net.http2.sockets.Timed."""
         if not self._gone:
             self._patience.await_deadline()
 
     def due_s(self) -> float:
-        """When the stream is late, by the loop's clock; inf: never."""
+        """Time at which the stream is late, by the loop's clock; inf: never."""
         if self.wait is Wait.NOTHING:
             return self._deadline_s
         most_s = self.body_wait_s if self.wait is Wait.BODY else self._picker.head_timeout_s
         return min(self._since_s + most_s, self._deadline_s)
 
     def late(self) -> None:
-        """Ends the stream, which is late."""
+        """Ends the stream, whose time is over: a slow body is refused, another wait is an error."""
         now_s = self._picker.clock()
         if now_s >= self._deadline_s:
             self._early = self._early and Early.TIMEOUT
@@ -324,7 +326,8 @@ class PickedRequest(RequestStream):
             self._task = self._picker.spawn(self._pick(body))
 
     def _blind(self, reason: str) -> None:
-        """Names the least loaded endpoint; nothing is reserved."""
+        """Names the least loaded endpoint to Envoy, without a router and a reservation. reason:
+        label of the counter."""
         picker = self._picker
         picker.counters.went_by_load(reason)
         self._outcome = "blind"
@@ -343,7 +346,7 @@ class PickedRequest(RequestStream):
             try:
                 exchange = await made(*reading)
             except GatewayRefusal:
-                # The engine's own words about it are the best.
+                # The engine's own error about the body is the best.
                 self._blind(Blind.INVALID_BODY.value)
                 return
             del reading  # and the pieces of the body with it
@@ -370,7 +373,8 @@ class PickedRequest(RequestStream):
             self._blind("fault")
 
     async def _observe(self, body: Reading | Blind) -> None:
-        """Has a request decided that another router serves; one without a prompt is not."""
+        """Has a router decide about a request that another router serves; without a body to read
+        the request is only counted."""
         outcome = "blind"
         try:
             if isinstance(body, Reading):
@@ -383,7 +387,7 @@ class PickedRequest(RequestStream):
             self._refuse(reason_of(error), error.message, error.retry_after_s)
             return
         except Exception:
-            log.exception("a request was not decided, which another router serves")
+            log.exception("no decision was made about a request that another router serves")
         self._outcome = outcome
         self.decided()
 
@@ -418,14 +422,15 @@ class PickedRequest(RequestStream):
     async def _moved(
         self, routed: RoutedRequest, exchange: Exchange, worker_id: str | None
     ) -> None:
-        """The request runs elsewhere than where its load is reserved."""
+        """Moves a request's reservation from the picked worker to the one that serves the request.
+        worker_id: None: the serving endpoint is no known worker, and nothing is reserved."""
         await routed.failed(FailureReason.FAILURE_REASON_CANCELLED, wait=False)
         if worker_id is None:
             return
         try:
             moved = await self._picker.asking.routed(self, exchange, self._trace, only=(worker_id,))
         except KvRouteError as error:
-            log.info("%s serves a request, and nothing is reserved there: %s", worker_id, error)
+            log.info("worker %s serves a request without a reservation: %s", worker_id, error)
             return
         if self.is_over:
             await moved.failed(FailureReason.FAILURE_REASON_CANCELLED, wait=False)
@@ -465,14 +470,15 @@ class PickedRequest(RequestStream):
 
 
 def _unobserved(routed: RoutedRequest, picker: Picker) -> None:
-    """Reports to the router that the picker will see nothing of the answer."""
+    """Reports to the router that the picker will see nothing of the answer, and the request's end
+    after picker.unobserved_s."""
     spawn, loop = picker.spawn, asyncio.get_running_loop()
     _ = spawn(routed.unobserved())
     loop.call_later(picker.settings.unobserved_s, lambda: spawn(routed.finished(wait=False)))
 
 
 def _to_nobody(*_: object) -> None:
-    """Takes the place of a stream that is over."""
+    """Does nothing, in the place of a method of a stream that is over."""
 
 
 class _Closed:

@@ -1,11 +1,11 @@
-"""Requests that a gateway sends to the picker twice: the second stream gets the first's pick. Pure.
+"""Requests that Envoy sends to the picker twice: the second stream gets the first's pick. Pure.
 
 Envoy AI Gateway has the picker's filter once for each route of a pool, so that one request comes by
 several streams of ext_proc, each later one with the headers that the one before it has set.
 
 Law: a pick is given again once, less than REPEAT_S after it, while its first stream is open, to a
-stream of the same connection that has its id, path and endpoint; and never the pick of a request
-that named an endpoint by itself. So a client that sends these headers is picked for as any other.
+stream of the same connection with the same request id, path and endpoint; never the pick of a
+request whose client named an endpoint, so that clients gain nothing by sending these headers.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _Key = tuple[str, str, str]
 
 
 class Answered(NamedTuple):
-    """A pick as it was sent to the gateway."""
+    """A pick as it was sent to Envoy, and until when it may be repeated, by the loop's clock."""
 
     endpoints: str
     headers: Mapping[str, str]
@@ -43,8 +43,9 @@ class Repeats:
         headers: Mapping[str, str],
         now_s: float,
     ) -> _Key | None:
-        """Records a request's pick; returns the key to call `left` with. of_client: headers in
-        lower case.
+        """Records a request's pick: its endpoints, and headers for the worker. Returns the key to
+        call `left` with; None: the pick is never repeated. of_client: the request's headers, names
+        in lower case.
         """
         set_now = {name.lower(): value for name, value in headers.items()}
         request_id = set_now.get(REQUEST_ID, of_client.get(REQUEST_ID, ""))
@@ -55,7 +56,7 @@ class Repeats:
         return key
 
     def take(self, path: str, of_client: Mapping[str, str], now_s: float) -> Answered | None:
-        """The pick that a request got by an earlier stream; None: none."""
+        """Takes the pick that the same request got by an earlier stream; None: there is none."""
         key = of_client.get(REQUEST_ID, ""), path, of_client.get(ENDPOINT, "")
         known = self._picks.pop(key, None)
         return known if known is not None and now_s < known.until_s else None

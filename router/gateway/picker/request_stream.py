@@ -3,24 +3,24 @@
     request headers -> body -> (trailers) -> pending -> picked | refused
                                                  -> answer's headers -> its body -> ended
 
-What is sent, by the mode in which Envoy sends the request's body:
+What the picker sends, by the mode in which Envoy sends the request's body:
 
 full duplex  nothing until the body is whole, then the answer to the headers with the endpoint, then
-             the body as it came; so is it without `protocol_config`, as older gateways have it
+             the body as it came; the same if Envoy sends no `protocol_config`, as older proxies do
 buffered     the headers pass, and the answer to the whole body has the endpoint
-streamed,    the endpoint goes with the headers, by load: the body is not known yet
+streamed,    the answer to the headers has the endpoint, picked by load: the body is not known yet
 none
 
-A gateway in observability mode sends what it does with a request, streamed, and reads no answer:
-another router serves the request, which is decided and nothing else (`observed`).
+Envoy in observability mode streams each request to the picker and reads no answer: another router
+serves the request, and the picker only has it decided (`observed`).
 
 Laws:
 - every message that waits for an answer gets one, in the order in which the messages came; none
   waits for one in observability mode;
 - the bytes of a body are passed on as they came, a slice of them in a turn (held_body.py);
-- no step here takes as long as a body has bytes: what does is the subclass's to do (Reading);
+- no step here takes time by the body's length: the subclass does that work (Reading);
 - `ask` and `ended` are called at most once each;
-- a client's headers of the engines' own plane end here, but for those that the pick sets.
+- a client's headers of the engine plane are removed, but for those that the pick sets.
 """
 
 import logging
@@ -50,7 +50,7 @@ log = logging.getLogger("kvroute.picker")
 
 
 class Blind(Enum):
-    """Why a request is routed by load, without reading its body."""
+    """Why a request is routed by load, without its prompt."""
 
     UNKNOWN_PATH = "unknown_path"
     """A GET, or a path that no engine computes a prompt for."""
@@ -65,7 +65,8 @@ class Reading(NamedTuple):
 
     size: int
     make: Callable[[], Exchange]
-    """Takes as long as the body has bytes, and may run in another thread. Raises GatewayRefusal."""
+    """Parses the body, in a time by its length; may run in another thread. Raises GatewayRefusal.
+    """
 
 
 class _At(Enum):
@@ -94,7 +95,8 @@ class RequestStream:
         low_first: bool = False,
     ) -> None:
         """send: sends a message to Envoy. close: ends this side of the stream. body_bytes_max:
-        bytes of a request's body beyond which it is routed by load. low_first: see Exchange.
+        bytes of a request's body beyond which it is routed by load. low_first: a lower `priority`
+        in the body goes first.
         """
         self.send = send
         self.close = close
@@ -107,7 +109,7 @@ class RequestStream:
         self.headers: dict[str, str] = {}
         """Headers of the request, by names in lower case."""
         self.subset: frozenset[str] | None = None
-        """Endpoints among which the gateway wants the pick; None: any."""
+        """Endpoints among which Envoy wants the pick; None: any."""
         self.observed = False
         """Whether another router serves the request."""
         self._request_mode = self._answer_mode = int(_DUPLEX)
@@ -125,42 +127,40 @@ class RequestStream:
         self._blame: Blame | None = None
         self._seen_first = False
 
-    # What the steps come to: nothing, unless a subclass does it
+    # Methods that a subclass overrides: here they do nothing
 
     def began(self) -> None:
-        """The request's headers have come."""
+        """Called when the request's headers have come."""
 
     def may_hold(self, size: int) -> bool:
-        """Whether the body may grow by a number of bytes, for a bound over all streams."""
+        """Whether the body may grow by `size` bytes, within a bound over all streams."""
         return True
 
     def ask(self, body: Reading | Blind) -> None:
-        """An endpoint is wanted; `picked`, `unpicked` or `refused` is called later, after `read` of
-        what a Reading makes. Blind: the body is not to be read."""
+        """Called when the request needs an endpoint. The subclass later calls `picked`, `unpicked`
+        or `refused`, and with a Reading `read` before. Blind: why the body is not to be read."""
 
     def when_room(self) -> None:
-        """Calls `flow` once the gateway has room for more; until then the gateway can't
-        send more.
-        """
+        """Has `flow` called once Envoy has room for more; until then Envoy is kept from sending."""
 
     def let_go(self) -> None:
-        """Nothing of the request's body is held any more."""
+        """Called when nothing of the request's body is held any more."""
 
     def served(self, endpoint: str) -> None:
-        """This endpoint served the request, as the gateway reports it."""
+        """Called with the endpoint that served the request, as Envoy reports it."""
 
     def first_token(self) -> None:
-        """The answer's first token has come."""
+        """Called when the answer's first token has come."""
 
     def progress(self, output_tokens: int) -> None:
-        """The answer has so many tokens by now."""
+        """Called with the number of the answer's tokens so far."""
 
     def ended(self, outcome: Outcome | None, *, observed: bool) -> None:
-        """The request is over. outcome: None if it had no exchange. observed False: the answer is
-        under way, and the picker will see nothing of it.
+        """Called when the request is over. outcome: None: its body was not read. observed: False:
+        the answer is under way, and the picker will see nothing of it.
         """
 
-    # What the gateway sends
+    # What Envoy sends
 
     def message(self, raw: bytes) -> None:
         """Handles a message of Envoy; raises ValueError for one that can't be read, or is out of
@@ -205,9 +205,9 @@ class RequestStream:
                 raise ValueError("Envoy sent a message that is no headers, body or trailers")
 
     def half_closed(self) -> None:
-        """Handles the end of Envoy's side: the client left, or the gateway shows no answer. A
-        gateway that names no modes closes its side before the pick, and waits for it; one in
-        observability mode may close it before the decision.
+        """Handles the end of Envoy's side: the client left, or Envoy shows no answer. Envoy that
+        names no body modes closes its side before the pick, and waits for the pick; in
+        observability mode it may close its side before the decision.
         """
         waits_for_pick = self._at is _At.PENDING and (self.observed or not self._says_modes)
         if waits_for_pick or (self._at is _At.PICKED and self._flows):
@@ -229,15 +229,15 @@ class RequestStream:
     # The pick
 
     def picked(self, endpoints: str, headers: Mapping[str, str]) -> None:
-        """Sends the picked endpoints to Envoy: `ip:port`, several in the order in which to try
-        them. headers: for the worker.
+        """Sends the picked endpoints to Envoy: `ip:port`, several with commas between in the order
+        in which to try them. headers: for the worker.
         """
         own = {name.lower() for name in headers}
         taken = [name for name in of_plane(self.headers) if name not in own]
         self._go_on(messages.picked(endpoints, headers, taken, with_body=self._in_body))
 
     def unpicked(self) -> None:
-        """Sends that no endpoint is known; the gateway balances by itself."""
+        """Sends Envoy an answer without an endpoint; Envoy then picks by itself."""
         self._go_on(messages.unpicked(of_plane(self.headers), with_body=self._in_body))
 
     def refused(self, answer: Answer, reason: str) -> None:
@@ -274,7 +274,7 @@ class RequestStream:
         return self._request_mode in _BUFFERED and bool(self._body)
 
     def read(self, exchange: Exchange) -> None:
-        """Takes the exchange made of the request's body."""
+        """Takes the exchange that a Reading made of the request's body."""
         if self._at is _At.PENDING:
             self._exchange = exchange
 
@@ -289,7 +289,7 @@ class RequestStream:
         self.flow()
 
     def flow(self) -> None:
-        """Sends the next slice of the request's body on."""
+        """Sends the next slice of the request's body back to Envoy, once the pick is sent."""
         if not self._flows:
             return
         for message in self._body.take():
@@ -340,7 +340,7 @@ class RequestStream:
         if self._body_ended and self._request_mode == _DUPLEX:
             # Envoy since 1.35 may send the last part twice (envoyproxy/envoy#46237): passed on, it
             # would double the end of the body.
-            log.warning("a part of a body came after its end, and is left out")
+            log.warning("Envoy sent a part of a request's body after its end; it is left out")
             return
         self._body_ended = part.is_last
         if self._at in (_At.PICKED, _At.OVER):
@@ -377,7 +377,7 @@ class RequestStream:
             self._ask()
 
     def _ask(self, blind: Blind | None = None) -> None:
-        """blind: None if only path, method and body decide."""
+        """Calls `ask`. blind: why the body is not read; None: path, method and body decide that."""
         self._at = _At.PENDING
         if blind is None and not (self.path in PATHS and self._is_post):
             blind = Blind.UNKNOWN_PATH
@@ -434,7 +434,7 @@ class RequestStream:
             self._end(self._blame)
 
     def _unseen(self) -> bool:
-        """Whether the gateway shows nothing of the answer's body."""
+        """Whether Envoy shows nothing of the answer's body."""
         return self._answer_mode == _NONE or not (self._says_modes or self._answer_began)
 
     # The end

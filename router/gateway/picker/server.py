@@ -1,8 +1,8 @@
 """Assembles, starts and stops a picker: its client, endpoints and connections.
 
-At SIGTERM health says NOT_SERVING at once, new requests are taken a while longer, then gateways get
-a GOAWAY, streams without a request end, and open answers run to their end: a picker that closes its
-port with answers under way would cut them, whatever the gateway's failure mode is.
+At SIGTERM health says NOT_SERVING at once, new requests are taken a while longer, then Envoys get a
+GOAWAY, streams without a request end, and open answers run to their end: a picker that closes its
+port with answers under way would cut them, whatever Envoy's failure mode is.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ from router.observe.tracing.gateway_trace import GatewayTrace
 from router.observe.tracing.spans import Tracing
 
 STREAMS_MAX = 40_000
-"""Open requests of a connection: a gateway may send all of a fleet's over one."""
+"""Most open requests of a connection: Envoy may send all of a fleet's over one connection."""
 KEEPALIVE_S = 60.0
-"""Seconds of silence after which a gateway gets a keepalive ping."""
+"""Seconds of silence after which Envoy gets a keepalive ping."""
 CONNECTION_AGE_S = 300.0
-"""Seconds after which a connection is closed, after its last request, so that gateways spread over
+"""Seconds after which a connection is closed, after its last request, so that Envoys spread over
 pickers again; as those of gRPC (router/api/service/grpc_bounds.py)."""
 
 log = logging.getLogger("kvroute.picker")
@@ -66,9 +66,10 @@ class PickerServer:
         requests: RequestSettings | None = None,
     ) -> None:
         """router: entered by start(), and left by stop(). clock: Unix time. broke: called with an
-        error of the picker's own tasks. bounds: of connections. keepalive_s, connection_age_s: of
-        connections, in seconds. certificates: for connections with TLS. tracing: spans of requests;
-        None: no spans. requests: None: the defaults. Raises ConfigError for an invalid address.
+        error of the picker's own tasks. bounds: on connections. keepalive_s, connection_age_s: see
+        KEEPALIVE_S, CONNECTION_AGE_S. certificates: for connections with TLS. tracing: makes
+        requests' spans; None: no spans. requests: their settings; None: the defaults. Raises
+        ConfigError for an invalid address, or for picker.tls without its certificates.
         """
         self._followed = Followed()
         if certificates is not None:
@@ -117,7 +118,7 @@ class PickerServer:
         return self._health.serving
 
     async def start(self) -> None:
-        """Listens; raises ConfigError when the address can't be used. Doesn't wait for routers."""
+        """Starts to listen, without any router; raises ConfigError if the address can't be used."""
         await self._stack.enter_async_context(self.client)
         endpoints = Endpoints(self.roster)
         self._picker = Picker(
@@ -179,7 +180,7 @@ class PickerServer:
         self._port.go_away(last=True)
 
     async def _keep_health(self) -> None:
-        """SERVING while some worker can be picked."""
+        """Keeps health at SERVING while some worker can be picked, until the picker stops."""
         while not self._leaving:
             self._health.set(serving=self.roster.ready)
             await asyncio.sleep(0.1 if not self.roster.ready else 1.0)
@@ -191,13 +192,13 @@ class PickerServer:
 
 
 def _context(settings: PickerSettings, certificates: Certificates | None) -> Contexts | None:
-    """TLS for connections; None: without it. Raises ConfigError."""
+    """TLS contexts of the picker's port; None: no TLS. Raises ConfigError."""
     mutual = settings.tls == "mutual"
     if mutual and (certificates is None or not certificates.asks_callers):
         raise ConfigError("mutual TLS needs tls.client_ca_file - at `$.picker.tls`")
     if certificates is None:
         if settings.tls != "optional":
-            raise ConfigError("TLS alone needs tls.certificate_file - at `$.picker.tls`")
+            raise ConfigError("server TLS needs tls.certificate_file - at `$.picker.tls`")
         return None
     verify = ssl.CERT_REQUIRED if mutual else ssl.CERT_NONE
     return certificates.contexts(verify, ["h2"])

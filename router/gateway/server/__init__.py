@@ -1,1 +1,1 @@
-"""Sockets around an exchange (router/gateway): aiohttp, and kvroute.client beside it."""
+"""The gateway's HTTP server and its HTTP requests to workers, by aiohttp."""

@@ -1,7 +1,7 @@
-"""Asks routers about the requests of a gateway or a picker, and reports their ends.
+"""Has routers pick workers for the requests of a gateway or a picker, and reports how they end.
 
-Law: a request that a router can't make tokens of goes by load, counted; every other refusal is
-raised.
+Law: a request whose body a router can't make tokens of is routed by load alone, and counted; every
+other refusal is raised.
 """
 
 from collections.abc import Awaitable, Callable
@@ -36,7 +36,8 @@ class Asking:
         self._lengths = OutputLengths()
 
     def question(self, exchange: Exchange, model: str, *, by_load: bool) -> dict[str, Any]:
-        """The options of a request's route. by_load: without its prompt."""
+        """Options for a request's Route call. model: name by which the answers' mean length is
+        known. by_load: the prompt's estimated length replaces the prompt."""
         return exchange.question(
             by_load=by_load,
             tokens_max=self.roster.estimate_max(model),
@@ -49,8 +50,8 @@ class Asking:
         tries: Callable[[bool], Awaitable[T]],
         trace: GatewayTrace | None = None,
     ) -> T:
-        """What `tries` returns; called again with True where the prompt has to be left out. Raises
-        KvRouteError."""
+        """Calls `tries(by_load)`, and again with True if a router can't read the prompt; returns
+        its result. Raises KvRouteError."""
         by_load = not exchange.has_body
         while True:
             try:
@@ -65,8 +66,8 @@ class Asking:
                 by_load = True
 
     async def observe(self, exchange: Exchange, options: Callable[[bool], dict[str, Any]]) -> None:
-        """Has a request decided that another router serves. options: of its route, by whether it
-        goes by load. Raises KvRouteError."""
+        """Has a router decide, without a reservation, about a request that another router serves.
+        options: makes the Route call's options from by_load. Raises KvRouteError."""
 
         def decided(by_load: bool) -> Awaitable[object]:
             observed = options(by_load) | {"observed": True, "omit_receipt": True}
@@ -81,8 +82,8 @@ class Asking:
         routed: RoutedRequest,
         cached_tokens: int | None = None,
     ) -> None:
-        """Sends the last report of a request. cached_tokens: in the place of the answer's own
-        number."""
+        """Sends a request's last report to the router. cached_tokens: replaces the answer's own
+        number; None: that number."""
         usage = outcome.usage
         routed.prompt_tokens = usage.prompt_tokens
         routed.finish_reason = outcome.finish_reason

@@ -1,11 +1,12 @@
 """Sends one request to the picked worker or pair, and performs what its Exchange decides.
 
 Laws:
-- a client that leaves takes the worker's connection with it, and the reservation ends CANCELLED;
+- when a client leaves, the worker's connection is closed, and the reservation ends as CANCELLED;
 - bytes are read from a worker only as fast as the client takes them;
 - an answer whose worker fails after its first byte is cut, never ended as if it were whole;
-- where a prefill worker answers with no hand-over (what the decode worker needs to fetch the KV
-  blocks), or too late, or the decode worker refuses it, the decode worker computes the prompt.
+- if a prefill worker's answer has no hand-over (what the decode worker needs to fetch the KV
+  blocks) within a second of its head, or the decode worker refuses the hand-over, the decode worker
+  computes the prompt.
 """
 
 import asyncio
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
     from router.gateway.server.forwarding import Forwarder
 
 PREFILL_TIMEOUT_S = 300.0
-"""Seconds for the whole answer of the prefill worker of a pair, which comes after its whole
-prompt."""
+"""Longest wait in seconds for the whole answer of a pair's prefill worker, which comes once the
+whole prompt is computed."""
 WORKER_ERRORS = (
     aiohttp.ClientError, OSError, TimeoutError, WorkerAnswered, WorkerGone, UnusableAnswer,
 )  # fmt: skip
-"""What a worker's failure raises."""
+"""Exceptions that a worker's failure raises."""
 
 
 class ClientLeft(Exception):
@@ -42,8 +43,8 @@ class ClientLeft(Exception):
 
 
 class _Answer(web.StreamResponse):
-    """An answer whose head goes out with its first bytes, in one packet; aiohttp does so with a
-    whole answer, and sends a stream's head by itself."""
+    """An answer to the client whose head is sent with its first bytes, in one packet; aiohttp by
+    itself sends the head of a stream in a packet of its own."""
 
     _send_headers_immediately = False
 
@@ -74,8 +75,8 @@ class WorkerAttempt:
         """Whether the decode worker's request has what a prefill worker handed over."""
 
     async def run(self) -> web.StreamResponse:
-        """Passes the worker's answer to the client, and returns it; raises what Forwarder.serve
-        names.
+        """Passes the worker's answer to the client, and returns it; raises the errors that
+        Forwarder.serve names.
         """
         try:
             return await self._run()
@@ -112,7 +113,7 @@ class WorkerAttempt:
         fields: Mapping[str, Any],
         tokens: Mapping[str, Any] | None = None,
     ) -> Sent:
-        """The request to one of the workers, which goes out when it is entered."""
+        """The request to the picked worker, or its prefill worker, sent when it is entered."""
         exchange = self._exchange
         make = partial(
             exchange.upstream,
@@ -129,7 +130,8 @@ class WorkerAttempt:
 
     @contextmanager
     def _forwarding(self) -> Iterator[dict[str, str]]:
-        """While the worker has the request: headers for it, by which its spans join the trace."""
+        """Context for the time in which the worker has the request; yields headers by which the
+        worker's spans join the trace, none without a trace."""
         if self._trace is None:
             yield {}
             return
@@ -139,8 +141,8 @@ class WorkerAttempt:
     # Pairs
 
     async def _in_two_steps(self, prefill: PrefillWorker) -> web.StreamResponse:
-        """vLLM: the prefill worker answers first, and says where the decode worker gets the KV
-        cache."""
+        """Serves by a pair of vLLM: the prefill worker answers first, and its answer says where the
+        decode worker gets the KV cache."""
         fields: dict[str, Any] = {}
         async with self._prefilled(prefill) as answer:
             try:
@@ -162,7 +164,8 @@ class WorkerAttempt:
         return await self._send({})
 
     async def _at_once(self, prefill: PrefillWorker) -> web.StreamResponse:
-        """SGLang: both workers get the request, and the answer is the decode worker's."""
+        """Serves by a pair of SGLang: both workers get the request at once, and the client gets the
+        decode worker's answer."""
         computing = asyncio.create_task(self._drained(prefill))
         serving = asyncio.create_task(self._send(prefill.decode_body()))
         try:
@@ -186,7 +189,8 @@ class WorkerAttempt:
 
     @asynccontextmanager
     async def _prefilled(self, prefill: PrefillWorker) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The answer of a pair's prefill worker, which took the request."""
+        """Context with the answer, of status 200, of a pair's prefill worker; raises WorkerAnswered
+        for another status."""
         fields = self._exchange.prefill_fields(prefill.prefill_body)
         sent = await self._sent(prefill, prefill.headers, fields)
         async with asyncio.timeout(PREFILL_TIMEOUT_S), sent as answer:
@@ -252,7 +256,8 @@ class WorkerAttempt:
         *,
         only_first: bool,
     ) -> bool:
-        """Passes the answer's bytes on, to its end or its first token; whether more may come."""
+        """Passes the answer's bytes on, to its end, or with only_first to its first token; returns
+        whether more may come."""
         reader, routed = self._exchange.answer, self._routed
         read, feed, write = content.readany, reader.feed, response.write
         seen = reader.first_token
@@ -300,7 +305,8 @@ class WorkerAttempt:
         await asking.report(self._exchange, outcome, self._routed, cached)
 
     async def _cut(self, response: web.StreamResponse, error: Exception) -> None:
-        """Ends an answer whose worker failed, so that its client can't take it for whole."""
+        """Ends an answer whose worker failed after its first byte: an error event, if a stream has
+        one, then the connection closes, so that the client can't take the answer for whole."""
         judged = judgement(error)
         blame = Blame(judged.reported)
         silent = blame is Blame.TIMEOUT
@@ -320,14 +326,15 @@ class WorkerAttempt:
 
 
 def _may_blame_hand_over(error: WorkerAnswered) -> bool:
-    """Whether a decode worker's answer may be about the hand-over: the prefill worker took the same
-    body."""
+    """Whether a decode worker's refusal (4xx or 500) may be due to the hand-over, since the prefill
+    worker took the same body."""
     return error.failure is Kind.REJECTED or error.status == 500
 
 
 def _forget_frames(error: BaseException) -> None:
-    """aiohttp's reader keeps its error, whose frames refer to the reader and to the request: a
-    cycle with the request's body, which the collector comes to hours later."""
+    """Deletes the tracebacks of an error and its causes. aiohttp's reader keeps the error, whose
+    frames refer to the reader and to the request's body: a cycle that would be freed hours later.
+    """
     cause: BaseException | None = error
     while cause is not None:
         cause.__traceback__ = None
@@ -336,7 +343,7 @@ def _forget_frames(error: BaseException) -> None:
 
 @contextmanager
 def _to_client() -> Iterator[None]:
-    """Bytes are written to the client. Raises ClientLeft."""
+    """Context for writes to the client: turns an error of its connection into ClientLeft."""
     try:
         yield
     except ConnectionError as error:

@@ -1,8 +1,8 @@
 """CORS: which origins' pages may read answers in a browser (WHATWG's Fetch). Pure.
 
 Laws:
-- every answer to a head that can be read has the headers of the gateway's own rule, a refusal too,
-  and none of an engine's;
+- every answer to a request with a readable head, a refusal too, has the CORS headers of the
+  gateway's own rule, and none of an engine's;
 - no answer allows credentials, so that a page can use no cookie and no certificate of its visitor.
 """
 
@@ -15,7 +15,7 @@ ANY = "*"
 MAX_AGE_S = 600
 """Seconds for which a browser keeps the answer to a preflight."""
 REQUESTED_MAX = 2048
-"""Characters of Access-Control-Request-Headers that are answered."""
+"""Most characters of an Access-Control-Request-Headers whose names are allowed as requested."""
 ENGINES = tuple(
     istr(f"Access-Control-{name}")
     for name in (
@@ -23,9 +23,9 @@ ENGINES = tuple(
         "Max-Age", "Allow-Private-Network",
     )
 )  # fmt: skip
-"""Headers of an engine's own rule, which do not pass."""
+"""CORS headers of an engine's answer, which are removed."""
 USUAL = "Authorization, Content-Type, X-Api-Key"
-"""Headers that a page may send if it does not say which."""
+"""Request headers that a page may send if its preflight names none."""
 _NAMES = re.compile(r"[\w!#$%&'*+.^`|~, -]*", re.ASCII)
 
 
@@ -33,8 +33,8 @@ class Cors:
     """The CORS rule of one gateway."""
 
     def __init__(self, origins: tuple[str, ...]) -> None:
-        """origins: allowed ones, scheme://host[:port] each, or "*"; empty: pages of other origins
-        read nothing.
+        """origins: origins whose pages may read answers, scheme://host[:port] each, or "*" for all;
+        empty: only the gateway's own origin.
         """
         self._any = ANY in origins
         self._origins = frozenset(origins)

@@ -1,4 +1,4 @@
-"""The gateway's metrics, those of its client, and those that the endpoint picker has, too."""
+"""Metrics of the gateway and of its kvroute.client, and those that the endpoint picker shares."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -22,9 +22,9 @@ from router.request.bodies import PATHS
 
 PICK_S = (0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 OUTCOMES = ("finished", "worker_refused", "refused", "failed", "cut", "cancelled", "observed")
-"""finished: the answer is whole. worker_refused: passed on, with the worker's 4xx. refused: by the
-gateway or a router. failed: no worker answered. cut: the worker failed after the first byte.
-cancelled: the client left. observed: another router serves it (gateway.observe)."""
+"""Outcomes of requests. finished: the answer is whole. worker_refused: the worker's 4xx was passed
+on. refused: by the gateway or a router. failed: no worker answered. cut: the worker failed after
+the first byte. cancelled: the client left. observed: another router serves it (gateway.observe)."""
 
 OWN_PATHS = ("/health", "/ready", "/metrics", "/v1/models", "/v1/models/NAME")
 MODEL_PATH = OWN_PATHS[-1]
@@ -32,21 +32,21 @@ OTHER_PATH = "other"
 """Label of requests for a path that the gateway does not have, and of heads that are no HTTP."""
 
 FULL = ("TOO_MANY_REQUESTS", "TOO_MANY_BYTES")
-"""Reasons for which a gateway that is itself full refuses requests."""
+"""Reasons of refusals at a bound on open requests or their bytes, the gateway's or one client's."""
 
 CLIENT_NAMES = {
-    "attempts": "on workers",
-    "retries": "after a failed attempt",
-    "retries_over_budget": "failures past the retry budget",
-    "retries_without_worker": "failures with no other worker left",
-    "fallback_picks": "by the gateway itself, without a router",
-    "fallback_refused": "without a router, no worker fits",
-    "outages": "of all routers",
+    "attempts": "attempts to serve a request",
+    "retries": "attempts after a failed one",
+    "retries_over_budget": "failures not tried again, past the retry budget",
+    "retries_without_worker": "failures not tried again, with no other worker left",
+    "fallback_picks": "picks by the gateway itself, without a router",
+    "fallback_refused": "requests that no known worker fits, without a router",
+    "outages": "times that no router could be reached",
 }
-"""Counters of the gateway's client."""
+"""Counter of the gateway's kvroute.client -> what it counts."""
 _OWN_NAMES = {
-    "moved": "requests without a byte of an answer, away from a silent worker",
-    "unusable_hand_overs": "after which the decode worker computed the prompt itself",
+    "moved": "requests moved away from a silent worker, before a byte of an answer",
+    "unusable_hand_overs": "hand-overs after which the decode worker computed the prompt itself",
 }
 CLIENT = (
     "kvroute_gateway_client",
@@ -100,8 +100,8 @@ class GatewayCounters(ProgramCounters):
         self.responses = known.labels("responses")
         self.sent = Counter(
             "kvroute_gateway_sent",
-            "Requests sent to a prefill worker and a decode worker (pair); chats that went on with"
-            " their prompt's tokens (with_tokens; gateway.forward). One may be both.",
+            "Attempts on workers, by kind: pair: a prefill worker and a decode worker get the"
+            " request; with_tokens: a chat is sent with its prompt's tokens (gateway.forward).",
             ["engine", "kind"],
             registry=registry,
         )
@@ -111,7 +111,7 @@ class GatewayCounters(ProgramCounters):
         self._begin()
 
     def _begin(self) -> None:
-        """Rates need the zero before the first request."""
+        """Creates the series at 0, which rates need before the first request."""
         for path in OWN_PATHS:
             for outcome in ("finished", "refused"):
                 self.requests.labels(path, outcome)
@@ -123,12 +123,12 @@ class GatewayCounters(ProgramCounters):
             self.refusals.labels(self._program, reason)
 
     def watch(self, room: Room) -> None:
-        """Has the gauges of open requests read this room at each scrape."""
+        """Has the gauges of open requests and of their bytes read from `room` at each scrape."""
         self.open.set_function(lambda: room.open)
         self.body_bytes.set_function(lambda: room.bytes)
 
 
 def client_metrics(counts: Callable[[], Mapping[str, int]]) -> Iterator[Metric]:
-    """The counters of the gateway's kvroute.client."""
+    """The counters of the gateway's kvroute.client. counts: returns their values by name."""
     now = counts()
     yield counters(*CLIENT, ["name"], {(name,): now.get(name, 0) for name in CLIENT_NAMES})

@@ -1,14 +1,14 @@
 """Admits each request of a gateway, then reads its body.
 
-    head        its bounds (router/net/http), its expectations
+    head        its size (router/net/http), its path and its `Expect`
     identity    the client's key or certificate, and the right that the path needs
     limits      of that key, then of the gateway: room for the request and for its body
-    bytes       counted as they come, at a least pace
-    unpacking   in steps, with turns of the loop between
+    bytes       of the body, counted as they come; refused below a least pace
+    unpacking   of the body in steps, with turns of the event loop between
 
 Laws:
-- nothing of a request's body is read, and none of it is unpacked, before the steps above it;
-- a refusal costs what a head costs: the rest of the body is dropped as it came.
+- a step begins only after those above it: no body is read before identity and limits are checked;
+- a refusal costs what reading a head costs: the rest of the body is dropped without unpacking.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -30,11 +30,12 @@ from router.net.keys.usage import Held, Usage
 from router.request.refusal import Refusal
 
 KEY_HEADERS = ("Authorization", "X-Api-Key")
-"""The second is that of Anthropic's clients."""
+"""Headers that may have a client's key; Anthropic's clients send the second."""
 CREDENTIALS = (
     *KEY_HEADERS, "Api-Key", "X-Goog-Api-Key", "X-Auth-Token", "X-Amz-Security-Token", "Cookie",
 )  # fmt: skip
-"""Headers that prove a client's identity: they are for what checks it, and for no engine."""
+"""Headers that prove a client's identity. Where the gateway checks keys, engines get none of them,
+or with gateway.pass_keys KEY_HEADERS alone."""
 _BEARER = "bearer "
 
 
@@ -54,7 +55,8 @@ class Entrance:
         )
 
     def check_head(self, request: web.Request) -> None:
-        """Raises GatewayRefusal for an invalid head of a request."""
+        """Raises GatewayRefusal for a target that is not UTF-8, or an `Expect` other than
+        100-continue."""
         target = request.raw_path
         if not target.isascii() and not _is_text(target):
             raise GatewayRefusal(
@@ -68,7 +70,8 @@ class Entrance:
             )
 
     async def usage(self, request: web.Request, right: Right) -> Usage | None:
-        """The usage of the request's client; None: clients need no keys. Raises Refusal."""
+        """The account of the request's client (router/net/keys/usage.py); None: clients need no
+        keys. Raises Refusal for an invalid key, or one that lacks the right."""
         if (door := self._door) is None:
             return None
         token = _token(request.headers)
@@ -85,9 +88,9 @@ class Entrance:
         return usage
 
     def place(self, request: web.Request, usage: Usage | None, held: Held) -> Place:
-        """Reserves the request's room among open requests, until it is left; raises Refusal for a
-        limit of its key, GatewayRefusal for one of the gateway. held: the request, counted among
-        those of its key.
+        """Counts the request as open until the returned place is left (`with`). usage: of its key;
+        None: no keys. held: the request, for its key's limit on open ones. Raises Refusal at a
+        limit of the key, GatewayRefusal at one of the gateway.
         """
         length = request.content_length or 0
         self.room.check_size(length)
@@ -137,15 +140,15 @@ def without_keys(headers: Mapping[str, str], but: Collection[str] = ()) -> CIMul
 
 
 def _token(headers: Mapping[str, str]) -> str | None:
-    """Key in the first of both headers that is there; empty: no bearer token; None: neither is
-    there."""
+    """The client's key, in Authorization, or if that is absent in X-Api-Key; empty: Authorization
+    has no bearer token; None: both are absent."""
     if (value := headers.get("Authorization")) is not None:
         return value[7:].strip() if value[:7].lower() == _BEARER else ""
     return headers.get("X-Api-Key")
 
 
 def _is_text(value: str) -> bool:
-    """Whether it came as UTF-8: aiohttp reads other bytes as lone surrogates."""
+    """Whether a text of aiohttp's came as UTF-8: other bytes are read as lone surrogates."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -23,7 +23,7 @@ from router.net.keys.engine_accesses import EngineAccesses
 from router.observe.tracing.gateway_trace import GatewayTrace
 
 ATTEMPTS_MAX = 3
-"""Workers that a request is tried on before its first byte, as the client library's."""
+"""Most workers that a request is tried on before a byte of an answer, as in the client library."""
 
 log = logging.getLogger("kvroute.gateway")
 
@@ -58,8 +58,9 @@ class Forwarder:
         trace: GatewayTrace | None = None,
     ) -> web.StreamResponse:
         """Serves a request, and returns the answer, which the client has by then. Raises
-        KvRouteError or GatewayRefusal for a request without a worker, one of WORKER_ERRORS when
-        none answered, and ClientLeft. trace: its spans; None: it is not sampled.
+        KvRouteError or GatewayRefusal for a request without a worker, one of WORKER_ERRORS when no
+        worker answered, and ClientLeft. began_s: when the request came, by the loop's clock. trace:
+        its spans; None: it is not sampled.
         """
         tries = partial(self._tries, request, exchange, began_s, trace)
         try:
@@ -69,8 +70,8 @@ class Forwarder:
             raise
 
     async def observe(self, exchange: Exchange) -> None:
-        """Has a request decided that another router serves. Raises KvRouteError or GatewayRefusal
-        for one without a worker."""
+        """Has a router decide about a request that another router serves, and forwards nothing.
+        Raises KvRouteError or GatewayRefusal for a request without a worker."""
         try:
             await self.asking.observe(exchange, partial(self._question, exchange))
         except KvRouteError as error:
@@ -109,7 +110,8 @@ class Forwarder:
         )
 
     def _question(self, exchange: Exchange, by_load: bool) -> dict[str, Any]:
-        """The options of a request's route. by_load: without its prompt."""
+        """Options for a request's Route call, for a pair if the model has prefill workers.
+        by_load: the prompt's estimated length replaces the prompt."""
         options = self.asking.question(exchange, exchange.facts.model, by_load=by_load)
         if self._pairs(exchange):
             options["phase"] = Phase.PHASE_PREFILL_DECODE
@@ -120,8 +122,9 @@ class Forwarder:
         return bool(engines) and all(map(exchange.pairs_on, engines))
 
     def _holder(self, exchange: Exchange) -> str | None:
-        """The worker that holds the response which the request goes on from; None: it goes on from
-        none, or there is one worker. Raises GatewayRefusal."""
+        """Id of the worker that holds the earlier response which the request continues; None: it
+        continues none, or the model has a single worker. Raises GatewayRefusal if the worker is not
+        known."""
         previous = exchange.facts.previous_response_id
         if not previous:
             return None
@@ -138,8 +141,8 @@ class Forwarder:
         return worker_id
 
     def _check_possible(self, exchange: Exchange, error: KvRouteError) -> None:
-        """Raises GatewayRefusal for a request that no worker can serve since it needs a certain
-        one, or since its engine takes no pairs on this path."""
+        """Raises GatewayRefusal if `error` means that no worker can serve the request since the
+        worker of an earlier response can't, or since its engine takes no pairs on this path."""
         if error.reason not in ("NO_ELIGIBLE_WORKER", "UNKNOWN_WORKER"):
             return
         if self._holder(exchange) is not None:
@@ -149,21 +152,21 @@ class Forwarder:
             ) from error
         if self._roster.pair_engines(exchange.facts.model) and not self._pairs(exchange):
             message = (
-                f"the model's workers serve in pairs, which {exchange.path} can't use here:"
-                f" {error.message}"
+                f"the model's workers serve in pairs, between which a request to {exchange.path}"
+                f" can't be split: {error.message}"
             )
             raise GatewayRefusal("PAIR_UNSUPPORTED", message) from error
 
     def finished(self, exchange: Exchange, worker_id: str) -> None:
-        """Records an answer that was passed on whole."""
+        """Records which worker holds a response that was passed on whole, for later requests."""
         if response_id := exchange.answer.response_id():
             now_s = asyncio.get_running_loop().time()
             self._responses.add(response_id, worker_id, now_s, exchange.owner)
             self.counters.responses.set(len(self._responses))
 
     def token_fields(self, pick: Pick) -> dict[str, Any]:
-        """Fields of the body with the prompt's tokens, for a worker whose engine takes them; else
-        empty.
+        """Fields with the prompt's tokens, to add to the body; empty: the tokens are not verified,
+        or the worker's engine takes none.
         """
         prompt = pick.prompt
         if prompt is None or not prompt.verified or not prompt.token_bytes:
@@ -176,17 +179,17 @@ class Forwarder:
         return chat_tokens(prompt.token_ids.tolist())
 
     def post(self, upstream: Upstream, seat: Seat) -> Sent:
-        """Sends a request to a worker, with that worker's API key if it has one."""
+        """A request to a worker, with the worker's API key if it has one; sent when entered."""
         access = self.accesses.of_worker(seat.worker_id, upstream.url)
         headers = access.headers(upstream.headers)
         return self._upstreams.post(upstream._replace(headers=headers), seat, access.tls)
 
     def unusable_hand_over(self, worker_id: str, error: Exception) -> None:
-        """Records that a prefill worker's answer was no hand-over; the decode worker computes the
-        prompt.
+        """Counts and logs a prefill worker's hand-over that can't be used, so that the decode
+        worker computes the prompt.
         """
         self.counters.unusable_hand_overs.inc()
-        log.warning("%s handed nothing over: %s: %s", worker_id, type(error).__name__, error)
+        log.warning("unusable hand-over of %s: %s: %s", worker_id, type(error).__name__, error)
 
 
 def _gone(response_id: str, why: str) -> GatewayRefusal:

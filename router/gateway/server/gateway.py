@@ -51,9 +51,10 @@ class Gateway:
     ) -> None:
         """router: entered by start(), and left by stop(). clock: Unix time. broke: called with an
         error of the gateway's own tasks. bounds: on connections; None: the defaults. certificates:
-        for HTTPS. door: checks clients' keys. tracing: spans of requests; None: no spans. accesses:
-        credentials for workers; None: those of the settings alone. requests: None: the
-        defaults. Raises ConfigError for an invalid address.
+        for HTTPS; None: HTTP. door: checks clients' keys; None: they need none. tracing: makes
+        requests' spans; None: no spans. accesses: credentials for workers; None: those of the
+        settings. requests: their settings; None: the defaults. Raises ConfigError for an invalid
+        address.
         """
         tls, self._followed, self._door = None, Followed(), door
         if certificates is not None:
@@ -98,7 +99,7 @@ class Gateway:
         return self.server.port
 
     async def start(self) -> None:
-        """Listens; raises ConfigError when the address can't be used. Doesn't wait for routers."""
+        """Starts to listen, without any router; raises ConfigError if the address can't be used."""
         await self._stack.enter_async_context(self.client)
         await self._stack.enter_async_context(self._upstreams)
         await self.server.start()
@@ -118,7 +119,7 @@ class Gateway:
 
 
 def _verify(certificates: Certificates, door: Door | None) -> ssl.VerifyMode:
-    """Whether clients need a certificate: with a key file, a token does as well."""
+    """Whether clients need a certificate; where tokens are checked, a token may replace it."""
     if not certificates.asks_callers:
         return ssl.CERT_NONE
     return ssl.CERT_OPTIONAL if door is not None and door.takes_tokens else ssl.CERT_REQUIRED

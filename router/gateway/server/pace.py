@@ -1,13 +1,13 @@
 """How long the gateway waits for the bytes of a client's body. Pure.
 
-Law: bytes that come at PACE_BYTES_PER_S are never too late before BODY_S, and none is waited for
-after it.
+Law: a body that comes at PACE_BYTES_PER_S is not refused before BODY_S of waiting, and no body is
+waited for longer.
 """
 
 BODY_S = 120.0
-"""Longest wait for all bytes of one body."""
+"""Longest wait for all bytes of one body, in seconds."""
 GRACE_S = 10.0
-"""Seconds before a body's pace counts."""
+"""Seconds of waiting before a body's pace counts."""
 PACE_BYTES_PER_S = 1024
 """Least pace of a body after GRACE_S; Apache's mod_reqtimeout has 500 after 20 s."""
 
@@ -18,7 +18,7 @@ def wait_s(came: int) -> float:
 
 
 def too_slow(waited_s: float) -> str:
-    """Error message for a client whose body was too slow."""
+    """Error message for a client whose body was waited for too long, waited_s seconds."""
     if waited_s >= BODY_S:
-        return f"no whole body within {BODY_S:g} s"
-    return f"the body came at less than {PACE_BYTES_PER_S} bytes a second"
+        return f"the body did not come whole within {BODY_S:g} s"
+    return f"the body came at less than {PACE_BYTES_PER_S} bytes a second after {GRACE_S:g} s"

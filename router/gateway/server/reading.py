@@ -1,7 +1,7 @@
 """Reads the body of a request that was let in: bytes as they come, unpacked in steps.
 
 Laws:
-- a byte is counted when it came, and a packed one by what it becomes;
+- a byte of the body counts once it has come, and packed bytes by what they unpack to;
 - the loop gets a turn after each step of unpacking;
 - time counts against the client only while its bytes are waited for.
 """
@@ -32,7 +32,7 @@ class BodyReader:
         self._unpacker = Unpacker(encoding) if encoding else None
         self._parts: list[bytes] = []
         self._came = 0
-        """Bytes, packed if they are."""
+        """Bytes that have come, before unpacking."""
         self._waited_s = 0.0
 
     @property
@@ -95,7 +95,7 @@ class BodyReader:
 
 
 async def go_on(request: web.Request) -> None:
-    """Answers `Expect: 100-continue`, unless bytes of the body have come already."""
+    """Sends 100 Continue if the request has an `Expect`, unless bytes of the body have come."""
     content, is_old = request.content, request.version < HttpVersion11
     if "Expect" in request.headers and not (is_old or content.total_bytes or content.is_eof()):
         writer = request.writer
@@ -104,7 +104,7 @@ async def go_on(request: web.Request) -> None:
 
 
 def _ending(reason: str, message: str) -> GatewayRefusal:
-    """A refusal after which nothing of its connection can be read."""
+    """A refusal after which the connection is closed, since its next bytes can't be read."""
     refusal = GatewayRefusal(reason, message)
     refusal.closes = True
     return refusal

@@ -33,11 +33,11 @@ class _Holding:
         self.open = 0
         self.bytes = 0
         self.turn = asyncio.Lock()
-        """Lock of unpacking: one large body of a client at a time."""
+        """Lock of unpacking: one large body of the client at a time."""
 
 
 class Room:
-    """Open requests and bytes of one gateway, held against their bounds."""
+    """Open requests and bytes of one gateway, with their bounds."""
 
     def __init__(
         self, *, open_max: int, bodies_mib_max: int, body_mib_max: int, share: float
@@ -63,7 +63,7 @@ class Room:
                 f"this {client.kind} has {most} open requests, which is the limit",
             )
         if self.open >= self._open_max:
-            message = f"all clients together have {self._open_max} open requests"
+            message = f"all clients together have {self._open_max} open requests, the limit"
             raise GatewayRefusal("TOO_MANY_REQUESTS", message)
         if holding is None:
             holding = self._holdings[client] = _Holding()
@@ -77,15 +77,15 @@ class Room:
     def _check(self, client: Client, holding: _Holding, size: int) -> None:
         """Raises GatewayRefusal if `size` more bytes would exceed a bound."""
         if holding.bytes + size > (most := self._client_bytes_max):
-            message = f"bodies of open requests of this {client.kind} hold {most // _MIB} MiB"
+            message = f"bodies of requests of this {client.kind} hold {most // _MIB} MiB, the limit"
             raise GatewayRefusal("TOO_MANY_BYTES", message)
         if self.bytes + size > (most := self._bytes_max):
-            message = f"bodies of open requests of all clients hold {most // _MIB} MiB"
+            message = f"bodies of requests of all clients hold {most // _MIB} MiB, the limit"
             raise GatewayRefusal("TOO_MANY_BYTES", message)
 
 
 class Place:
-    """An open request with its bytes, which count until it is left."""
+    """An open request in a Room, which counts with its body's bytes until it is left (`with`)."""
 
     __slots__ = ("_client", "_holding", "bytes", "room")
 
@@ -122,7 +122,7 @@ class Place:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leaves: the request is over."""
+        """Takes the request and its bytes out of the room: the request is over."""
         room, holding = self.room, self._holding
         room.open -= 1
         room.bytes -= self.bytes

@@ -16,9 +16,10 @@ from router.gateway.exchange import ESTIMATE_MAX
 from router.gateway.routers import Router
 
 REFRESH_S = 5.0
-"""Seconds between lists."""
+"""Least seconds from one list of workers to the next."""
 WORKER_S = 0.025
-"""Least time between lists for each worker in the last list: a router writes 1,000 in 30 ms."""
+"""Least seconds between lists for each worker in the last list: a router writes a list of 1,000
+workers in 30 ms."""
 
 log = logging.getLogger("kvroute.gateway")
 
@@ -29,9 +30,9 @@ class _Model:
 
     workers: int = 0
     pair_engines: frozenset[str] = frozenset()
-    """Engines of its prefill workers."""
+    """Engines of the model's prefill workers."""
     shortest: int = sys.maxsize
-    """Tokens that the shortest worker takes."""
+    """Smallest max_model_len of the model's workers, in tokens."""
 
     def add(self, worker: WorkerStatus) -> None:
         self.workers += 1
@@ -56,11 +57,10 @@ class Roster:
         self._engines: dict[str, str] = {}
         """Worker id -> its engine."""
         self._models: dict[str, _Model] = {}
-        """Models by each of their names; "": all together."""
+        """Name of a model, alias or LoRA -> its workers; "" -> all workers."""
         self._created: dict[str, int] = {}
         self._tried = False
-        """Whether a list was tried, so that a router that does not answer from the start is said
-        once."""
+        """Whether a list was tried, so that routers that have never answered are logged once."""
         self.listed = False
         """Whether the last call for a list was answered."""
 
@@ -71,12 +71,12 @@ class Roster:
             await asyncio.sleep(max(REFRESH_S, WORKER_S * len(self.workers)))
 
     async def refresh(self) -> None:
-        """Lists the workers at a router once; if no router answers, the last list stays."""
+        """Gets a list of workers from a router; if no router answers, the last list stays."""
         try:
             workers = await self._client.list_workers()
         except KvRouteError as error:
             if self.listed or not self._tried:
-                log.warning("the workers can't be listed, and are tried again: %s", error)
+                log.warning("the workers can't be listed; this is tried again: %s", error)
             self.listed, self._tried = False, True
             return
         if not self.listed:
@@ -101,7 +101,7 @@ class Roster:
         return any(each.schedulable or each.last_resort for each in self.workers)
 
     def pair_engines(self, model: str) -> frozenset[str]:
-        """Engines of the model's prefill workers; without a model's name, of any model's."""
+        """Engines of the model's prefill workers; model empty: of all models' prefill workers."""
         return self._models.get(model, _NO_WORKER).pair_engines
 
     def engine(self, worker_id: str) -> str:
@@ -109,12 +109,12 @@ class Roster:
         return self._engines.get(worker_id, "")
 
     def count(self, model: str) -> int:
-        """Number of the model's workers; without a model's name, of all."""
+        """Number of the model's workers; model empty: of all workers."""
         return self._models.get(model, _NO_WORKER).workers
 
     def has_other(self, model: str, role: str, gone: Collection[tuple[str, int]]) -> bool:
-        """Whether another worker of this model and role may be picked than those in `gone`, which
-        are (id, rank). Without a model's name: of any model.
+        """Whether a worker of this model and role may be picked that is not in `gone`. model:
+        empty: any. gone: (worker id, rank) each.
         """
         return any(
             each.schedulable
@@ -125,8 +125,8 @@ class Roster:
         )
 
     def estimate_max(self, model: str) -> int:
-        """Most tokens of an estimated length: half of what the model's shortest worker takes, since
-        only the engine knows whether the prompt is too long."""
+        """Largest estimated length of a prompt, in tokens: ESTIMATE_MAX, or if less half the
+        model's smallest max_model_len, since only engines know whether a prompt is too long."""
         return min(ESTIMATE_MAX, self._models.get(model, _NO_WORKER).shortest // 2)
 
     def models(self) -> list[dict[str, Any]]:

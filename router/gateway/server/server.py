@@ -1,14 +1,14 @@
-"""The gateway's HTTP server: paths, answers, errors, the end.
+"""The gateway's HTTP server: paths, answers, errors, shutdown.
 
-POST     the paths of prompts.bodies.PATHS, each forwarded to a worker
+POST     the paths of router.request.bodies.PATHS, each forwarded to a worker
 GET      /v1/models, /v1/models/NAME, /health (the process), /ready (some worker may be picked),
          /metrics
-OPTIONS  every path, without a key: what a browser asks first
+OPTIONS  every path, without a key: a browser's CORS preflight
 
 Laws:
-- every request is counted once, by its path and its outcome, and leaves no body behind;
+- every request is counted once, by its path and its outcome, and its body is freed at its end;
 - every request passes through the entrance, and every answer through `_prepared`;
-- at SIGTERM a connection ends after an answer that says so, or while it is idle.
+- after SIGTERM a connection ends after an answer with `Connection: close`, or while it is idle.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ _FAILED = {
     "HOST_FAILED": "the gateway's own host can't reach a worker",
     "GATEWAY_FAULT": "the gateway failed",
 }
-"""What a failure of an upstream request means to its client, by the reason of its answer."""
+"""Reason in the answer to a request that failed at its workers -> what it means to the client."""
 
 _calls = count()
 
@@ -103,11 +103,11 @@ class _Call:
 
     @cached_property
     def request_id(self) -> str:
-        """The client's, if it can be passed on."""
+        """The client's X-Request-Id if it can be passed on, else a random id."""
         return client_id(self.request.headers.get("X-Request-Id", "")) or uuid.uuid4().hex
 
     def end_trace(self) -> None:
-        """The request is over."""
+        """Ends the request's span, if it has one."""
         if self.trace is not None:
             path, error = self.path, "" if self.outcome in SERVED else self.outcome
             about = {"http.route": path, "kvroute.outcome": self.outcome, **self.about}
@@ -131,9 +131,9 @@ class GatewayServer:
         door: Door | None = None,
         begin_trace: Callable[[str], GatewayTrace | None] | None = None,
     ) -> None:
-        """tls: serves HTTPS. door: keys of clients, on every address; None: they need none.
-        begin_trace: the spans of a request, by its traceparent or ""; None: no request has spans.
-        Raises ConfigError for an address that is none, or that the settings don't allow.
+        """tls: for HTTPS; None: HTTP. door: checks clients' keys; None: they need none.
+        begin_trace: makes a request's spans from its traceparent or ""; None: no spans. Raises
+        ConfigError for an invalid address, or one that the settings don't allow.
         """
         self._begin_trace = begin_trace
         self._settings = settings
@@ -145,13 +145,13 @@ class GatewayServer:
         self._entrance = Entrance(settings, requests, door)
         self._cors = Cors(settings.cors_origins)
         self._said: dict[str, Seldom] = {}
-        """Log lines by the reason of a refusal."""
+        """Reason of a refusal -> its log line, which is written seldom."""
         self._requests = 0
-        """Requests without their answer, of all paths."""
+        """Number of requests, on all paths, whose answer has not ended."""
         self._leaving = False
-        """Each answer is the last of its connection."""
+        """Whether each answer closes its connection."""
         self._stopping = False
-        """Requests for workers are refused, but on the connections of `_staying`."""
+        """Whether requests for workers are refused, but on the connections of `_staying`."""
         self._staying: frozenset[object] = frozenset()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -187,13 +187,13 @@ class GatewayServer:
         return app
 
     async def start(self) -> None:
-        """Listens; raises ConfigError when the address can't be used."""
+        """Starts to listen; raises ConfigError if the address can't be used."""
         await self._http.start()
 
     async def stop(self, drain_s: float) -> None:
-        """Serves what comes for requests.accept_after_stop_s, and what is then on its way on an
-        open connection; refuses new connections' requests, waits for the open ones, and closes
-        every connection: all within drain_s."""
+        """Shuts down within drain_s seconds: serves new requests for requests.accept_after_stop_s,
+        then only those on connections that are open; waits for open requests, and closes every
+        connection."""
         ends_s = asyncio.get_running_loop().time() + drain_s
         self._leaving = True
         accept_s = min(self._of_requests.accept_after_stop_s, drain_s)
@@ -204,7 +204,7 @@ class GatewayServer:
             async with asyncio.timeout_at(ends_s):
                 await self._idle.wait()
         except TimeoutError:
-            log.warning("%d requests were still open after %g s", self._requests, drain_s)
+            log.warning("%d open requests are cut, %g s after the stop", self._requests, drain_s)
         await self._http.stop()
 
     # Every request, and every answer
@@ -240,7 +240,8 @@ class GatewayServer:
                 self._idle.set()
 
     async def _prepared(self, request: web.Request, answer: web.StreamResponse) -> None:
-        """The head of an answer is about to be written."""
+        """Adds the CORS headers, and after SIGTERM `Connection: close`, to an answer whose head is
+        about to be written."""
         headers = answer.headers
         methods = headers.get("Allow", "") if request.method == "OPTIONS" else ""
         self._cors.apply(request.headers, headers, methods=methods)
@@ -249,11 +250,11 @@ class GatewayServer:
             headers["Connection"] = "close"
 
     def _malformed(self, error: HttpProcessingError) -> web.Response:
-        """The answer to a head that is none."""
-        reason, message = "MALFORMED_REQUEST", "the request is no HTTP"
+        """The answer to bytes that are no HTTP head, or to a head past its bounds; counts it."""
+        reason, message = "MALFORMED_REQUEST", "the request is not valid HTTP"
         if isinstance(error, LineTooLong):
             reason = "HEAD_TOO_LARGE"
-            message = f"a header is over {HEADER_KIB_MAX} KiB"
+            message = f"the request's line or a header is over {HEADER_KIB_MAX} KiB"
         self._counters.requests.labels(OTHER_PATH, "refused").inc()
         self._counters.refused(reason)
         return _response(answer_of(reason, message, OPENAI), uuid.uuid4().hex)
@@ -275,7 +276,8 @@ class GatewayServer:
             return await self._served(call, await entrance.body(request, usage, place))
 
     def _headers(self, call: _Call) -> Mapping[str, str]:
-        """A request's headers, with the key that workers shall see."""
+        """A request's headers for a worker: where keys are checked, without credentials, unless
+        gateway.pass_keys is set."""
         headers = call.request.headers
         if call.usage is None:
             return headers
@@ -359,7 +361,7 @@ class GatewayServer:
         return answer
 
     def _fault(self, call: _Call) -> web.Response:
-        """A fault of our own is being handled."""
+        """The answer to a request that the gateway's own fault ends; logs the present exception."""
         log.exception("a request failed in the gateway itself")
         return self._answer(call, "failed", "GATEWAY_FAULT", "the gateway failed")
 
@@ -427,7 +429,7 @@ class GatewayServer:
         raise GatewayRefusal("UNKNOWN_MODEL", f"no model is called {name[:200]!r}")
 
     async def _cards(self, request: web.Request) -> list[dict[str, object]]:
-        """The models that a client may use; raises GatewayRefusal."""
+        """The models that the request's client may use, as OpenAI lists them; raises Refusal."""
         usage = await self._entrance.usage(request, Right.ROUTE)
         if not self._roster.ready:
             await self._roster.refresh()
@@ -438,8 +440,8 @@ class GatewayServer:
 
 
 class _OneRoute(web.UrlDispatcher):
-    """Each request goes to one handler: aiohttp's own search costs more the longer a path is, and
-    answers by itself where it finds nothing, or something that is expected."""
+    """Gives every request to one handler. aiohttp's own search costs more the longer a path is, and
+    by itself answers unknown paths and `Expect`."""
 
     def __init__(self, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> None:
         super().__init__()
@@ -452,7 +454,7 @@ class _OneRoute(web.UrlDispatcher):
 
 
 async def _expects_nothing(_request: web.Request) -> None:
-    """The entrance looks at Expect."""
+    """Does nothing with `Expect`, which Entrance.check_head checks."""
 
 
 def _methods(route: str) -> str:
@@ -493,7 +495,8 @@ def _response(answer: Answer, request_id: str) -> web.Response:
 
 
 def check_address(settings: GatewaySettings, keyed: bool) -> None:
-    """Raises ConfigError for an invalid address, or one that the settings forbid."""
+    """Raises ConfigError for an invalid gateway.listen, or one that is not loopback, unless clients
+    need keys (keyed) or gateway.any_address is set."""
     split_address(settings.listen, "gateway.listen")
     check_exposure(
         settings.listen,

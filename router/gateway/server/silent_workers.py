@@ -3,8 +3,8 @@
 A worker that is cut off closes no connection: its open requests would wait for gateway.silence_s.
 The router knows in seconds, by the worker's relay.
 
-Law: only a request of whose answer no byte has come leaves, and only where another worker of its
-model and role may be picked.
+Law: a request is taken away only while no byte of its answer has come, and only where another
+worker of its model and role may be picked.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from router.gateway.server.roster import Roster
 from router.gateway.server.upstreams import Upstreams
 
 LOOK_S = 1.0
-"""Seconds between looks, and before the first one at a request."""
+"""Seconds between two looks for silent workers, and from a request's sending to its first look."""
 
 
 class SilentWorkers:
@@ -37,7 +37,8 @@ class SilentWorkers:
             await self.look(asyncio.get_running_loop().time() - LOOK_S)
 
     async def look(self, since_s: float) -> None:
-        """Lists the silent workers, if requests wait that were sent before since_s."""
+        """Takes requests that were sent before since_s, by the loop's clock, and have no byte of an
+        answer, away from workers that the router lists as silent."""
         if next(self._upstreams.waiting(since_s), None) is None:
             return
         try:

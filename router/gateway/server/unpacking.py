@@ -2,7 +2,7 @@
 
 Laws:
 - a step reads PIECE_BYTES at most and gives STEP_BYTES at most, whatever the packed bytes hold;
-- bytes of another coding, and bytes that end early, raise CannotUnpack, and nothing else does.
+- bytes of another encoding, and bytes that end early, raise CannotUnpack, and no other error.
 """
 
 import sys
@@ -23,7 +23,7 @@ FRAMES_MAX = 1024
 """Frames of one body, at most: members of gzip (RFC 1952, 2.2) or frames of zstd (RFC 8878, 3.1); a
 client sends one."""
 WINDOW_LOG_MAX = 23
-"""8 MiB, the largest window of zstd in HTTP (RFC 9659)."""
+"""Logarithm to base 2 of the largest window of zstd in HTTP, 8 MiB (RFC 9659)."""
 
 
 class CannotUnpack(Exception):
@@ -89,7 +89,8 @@ def zstd_library() -> Any:
 
 
 def _deflate(packed: bytes) -> Frame:
-    """Some clients leave out zlib's header, whose first byte has an 8."""
+    """A frame of deflate with zlib's header, whose first byte ends in the four bits of an 8, or
+    without the header, as some clients send it."""
     return _Zlib(zlib.MAX_WBITS if packed[0] & 0x0F == 8 else -zlib.MAX_WBITS)
 
 
@@ -98,7 +99,7 @@ ENCODINGS: Mapping[str, Callable[[bytes], Frame]] = {
     "gzip": lambda _: _Zlib(zlib.MAX_WBITS | 16),
     "deflate": _deflate,
 }
-"""Codings that are taken: of the first packed bytes, their frame."""
+"""Content-Encoding that is supported -> function that makes a frame from the first packed bytes."""
 _ALSO = {"x-gzip": "gzip", "identity": ""}
 
 
@@ -116,7 +117,8 @@ class Unpacker:
         return f"<Unpacker {self._encoding}, frame {self._frames}>"
 
     def steps(self, packed: bytes) -> Iterator[bytes]:
-        """Yields the bytes that packed bytes unpack to, a step each; a step may yield none."""
+        """Unpacks the next bytes of the body in steps: yields the bytes of each step, perhaps none.
+        Raises CannotUnpack."""
         for start in range(0, len(packed), PIECE_BYTES):
             piece = packed[start : start + PIECE_BYTES]
             more = False
@@ -125,7 +127,7 @@ class Unpacker:
                 try:
                     given, piece, more = frame.step(piece)
                 except Exception as error:  # zlib and zstd have errors of their own
-                    raise CannotUnpack(f"the body is no {self._encoding}: {error}") from None
+                    raise CannotUnpack(f"the body is not valid {self._encoding}: {error}") from None
                 if frame.ended:
                     self._frame = None
                 yield given
@@ -133,7 +135,7 @@ class Unpacker:
     def end(self) -> None:
         """Ends the body; raises CannotUnpack if it is not whole."""
         if self._frame is not None:
-            raise CannotUnpack(f"the {self._encoding} of the body ends early")
+            raise CannotUnpack(f"the body ends before the end of its {self._encoding}")
 
     def _next(self, packed: bytes) -> Frame:
         self._frames += 1
@@ -151,6 +153,6 @@ def encoding_of(headers: MultiMapping[str]) -> str:
     named = _ALSO.get(named, named)
     if named and named not in ENCODINGS:
         taken = ", ".join(ENCODINGS)
-        message = f"Content-Encoding {named[:64]!r} is not taken, but one of {taken}"
+        message = f"Content-Encoding is {named[:64]!r}; expected one of {taken}"
         raise GatewayRefusal("UNSUPPORTED_ENCODING", message)
     return named

@@ -1,10 +1,10 @@
-"""HTTP requests to workers, over pooled connections; bytes are neither decoded nor followed.
+"""HTTP requests to workers, over pooled connections; no answer is unpacked, no redirect followed.
 
 The one reader of engines' answers to requests of clients: a head, then bytes, or an exception that
 kvroute/client/requests/failures.py judges.
 
 Laws:
-- a worker that sends nothing for gateway.silence_s, while its bytes are waited for, is left;
+- a request fails if its worker sends nothing for gateway.silence_s while bytes are waited for;
 - a connection that was used before and closes without a byte of an answer is no failure of its
   worker: the request goes there once more, on a fresh one;
 - a request without a byte of an answer can be taken away from its worker (leave).
@@ -36,16 +36,16 @@ IDLE_S = 3.0
 """Seconds for which an idle connection is kept: less than the 5 s of vLLM's and SGLang's server, so
 that few requests meet a connection that the worker is closing."""
 LOOKS = 4
-"""Looks in the time for which a worker may be silent: it is noticed up to a fourth of it later."""
+"""Looks within gateway.silence_s, so that silence is noticed up to a fourth of that time late."""
 CONNECT_TIMEOUT_S = 5.0
 """Seconds for a connection to a worker: one that takes longer has lost packets more than once."""
 HEADER_KIB_MAX = 16
-"""KiB of a header of a request, and of the whole head of a worker's answer, at most: tokens of
+"""Most KiB of a header of a client's request, and of the whole head of a worker's answer: tokens of
 issuers take a few KiB, and no head is worth more memory before its request is known."""
 RAW_BODY_MAX = 1 << 16
 """Bytes of a body that are written at once; a longer body goes in pieces."""
 FAILED_BODY_S = 1.0
-"""Seconds for an answer's body that another worker may better: what has come by then counts."""
+"""Longest wait for the body of a failed answer, in seconds; the bytes that have come are kept."""
 
 
 class WorkerGone(Exception):
@@ -61,8 +61,8 @@ class HeadTooLong(UnusableAnswer):
 
 
 class WorkerAnswered(Exception):
-    """A worker's answer with which the request may be tried on another worker; passed on if there
-    is none.
+    """A worker's answer with a failure status: the request may be tried on another worker, and the
+    client gets the answer if there is none.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class WorkerAnswered(Exception):
 
     @classmethod
     async def read(cls, answer: aiohttp.ClientResponse, model: str = "") -> Self:
-        """Reads the answer within its bounds. Raises UnusableAnswer for a status that no client may
-        get.
+        """Reads a failed answer: UPSTREAM_ANSWER_MAX bytes at most, for FAILED_BODY_S at most.
+        Raises UnusableAnswer for a status that no client may get, such as 3xx.
         """
         if of_status(answer.status) is Kind.UNUSABLE:
             raise UnusableAnswer(
-                f"the worker answered with status {answer.status}, which no client may get"
+                f"the worker answered with status {answer.status}; expected 200, 4xx or 5xx"
             )
         body = bytearray()
         try:
@@ -151,8 +151,8 @@ _NOTHING = Upstream("", {}, b"")
 class Sent:
     """A request to a worker, until its answer is read.
 
-    aiohttp's own limit of silence (sock_read) sets a timer at each chunk, 3 us each. This one looks
-    now and then whether bytes have come.
+    aiohttp's own limit of silence (sock_read) sets a timer at each chunk, 3 us each. Here a timer
+    looks LOOKS times in gateway.silence_s whether bytes have come.
     """
 
     __slots__ = ("_answer", "_bytes", "_idle_looks", "_look_s", "_looks", "_open", "_protocol",
@@ -168,10 +168,11 @@ class Sent:
         seat: Seat,
         tls: ssl.SSLContext | bool,
     ) -> None:
-        """sessions: with used connections, and with fresh ones. open_: has this one from its
-        beginning to its end."""
+        """sessions: one of pooled and one of fresh connections. open_: has this request while it is
+        open."""
         self.writing = False
-        """Whether the client takes its time, and not the worker; set around each write."""
+        """Whether a write to the client is under way, so that the worker's silence does not count;
+        set by the caller."""
         self.seat = seat
         self._sessions = sessions
         self._upstream = upstream
@@ -187,8 +188,8 @@ class Sent:
         self._idle_looks = 0
 
     async def __aenter__(self) -> aiohttp.ClientResponse:
-        """The answer's head; raises TimeoutError for a worker that is silent, and UnusableAnswer
-        for bytes that are no head."""
+        """Sends the request, and returns the answer once its head has come; raises TimeoutError if
+        it does not come for gateway.silence_s, and UnusableAnswer for bytes that are no head."""
         loop = asyncio.get_running_loop()
         self._sent_s = loop.time()
         self._open[self] = None
@@ -265,7 +266,7 @@ class Sent:
 
     def leave(self) -> None:
         """Ends the request with WorkerGone; only for one that `waits`."""
-        error = WorkerGone("the worker is silent to the router, and sent no byte")
+        error = WorkerGone("the router reports the worker silent, and no byte of its answer came")
         if self._answer is not None:
             self._answer.content.set_exception(error)
         elif self._protocol is not None:
@@ -280,7 +281,7 @@ class Sent:
             self._idle_looks += 1
         if self._idle_looks >= LOOKS:
             content.set_exception(
-                aiohttp.SocketTimeoutError(f"nothing came for {self._silence_s:g} s")
+                aiohttp.SocketTimeoutError(f"the worker sent nothing for {self._silence_s:g} s")
             )
             return
         self._looks = asyncio.get_running_loop().call_later(self._look_s, self._look)

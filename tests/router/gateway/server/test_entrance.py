@@ -340,7 +340,7 @@ async def test_announced_bytes_hold_no_room_and_a_key_at_its_share_stops_nobody_
         calls[2].writer.write(b" " * 1000)
         status, headers, body = await calls[2].answer()
         assert (status, headers["connection"]) == (429, "close")
-        assert b"bodies of open requests of this key hold 2 MiB" in body
+        assert b"bodies of requests of this key hold 2 MiB, the limit" in body
         assert await served(stage, own[1])
         for call in calls:
             call.writer.close()
