@@ -372,7 +372,7 @@ async def test_a_name_that_is_gone_for_a_moment_changes_nothing(
         clock.now_s += RESOLVE_S
         await client.route(token_ids=TOKENS)
         await until(lambda: client.counts["lookups_failed"] == 2)
-        await until(lambda: "routers stay as they are" in caplog.text)
+        await until(lambda: "known addresses stay in use" in caplog.text)
         assert len(client._transport.open()._lines) == 3
         await client.route(token_ids=TOKENS)
 

@@ -9,7 +9,7 @@
 The distribution kvroute-client installs this package, `kvroute`, alone: it needs grpcio, protobuf,
 their health and googleapis protos, and none of the router's own packages.
 
-An upper folder may import a lower one; `requests` knows no connection.
+A folder may import those below it in this list; `requests` knows no connection.
 
     calls/        KvRouteClient: every call of the contract
       calls.py          the client itself

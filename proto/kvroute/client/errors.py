@@ -1,4 +1,4 @@
-"""Errors of the calls: a class for each kind of answer that callers treat differently."""
+"""Errors of a client's calls: a class for each kind of answer that callers treat differently."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -78,15 +78,15 @@ class UnknownModel(NotFound):
 
 
 class UnknownSession(NotFound):
-    """A decode for a session that no worker holds."""
+    """The request decodes for a session that no worker is known to hold."""
 
 
 class UnknownWorker(NotFound):
-    """A command for a worker that isn't there."""
+    """The command is for a worker that the router doesn't know."""
 
 
 class AlreadyExists(KvRouteError):
-    """The request's name is taken."""
+    """The id of the request, or of the worker, is in use."""
 
 
 class DuplicateRequest(AlreadyExists):
@@ -108,8 +108,8 @@ class NoWorker(Unavailable):
 
 
 class RouterUnreachable(Unavailable):
-    """No router answered: refused, reset, unresolved, reported so by a proxy, or bytes that are no
-    answer."""
+    """No router answered: the connection was refused or reset, the router's name has no address, a
+    proxy reported so, or the answer could not be read."""
 
 
 class Overloaded(KvRouteError):
@@ -173,7 +173,7 @@ CUT = frozenset((
     grpc.StatusCode.CANCELLED,
 ))  # fmt: skip
 """Statuses of gRPC and of proxies for a connection that broke or carried no gRPC. The router's own
-statuses have a reason."""
+errors with these statuses have a reason."""
 
 
 def error_from_status(status: Status) -> KvRouteError:
@@ -185,17 +185,18 @@ def error_from_status(status: Status) -> KvRouteError:
 
 
 def unreachable(message: str) -> RouterUnreachable:
-    """The error for a failure that the client itself detected."""
+    """The error for a failure to reach a router that the client itself detected."""
     return RouterUnreachable(grpc.StatusCode.UNAVAILABLE, None, message)
 
 
 def unreadable(call: str) -> RouterUnreachable:
-    """The error for an answer that is no message: gRPC returns None. Another router may answer."""
+    """The error for an answer of the RPC `call` that is no message, for which gRPC returns None:
+    RouterUnreachable, since another router may answer."""
     return unreachable(f"the answer to {call} can't be read")
 
 
 def broken_by(failure: Exception) -> KvRouteError:
-    """The error for calls that waited for a task of the client which failed."""
+    """The error for calls that waited for a task of this client, when the task raised `failure`."""
     if isinstance(failure, KvRouteError):
         return failure
     if isinstance(failure, grpc.aio.AioRpcError):
@@ -232,7 +233,7 @@ def _error(code: grpc.StatusCode, message: str, status: Status) -> KvRouteError:
                 delay = RetryInfo.FromString(detail.value).retry_delay
                 retry_after_s = max(0.0, delay.seconds + delay.nanos / 1e9)
         except DecodeError:
-            continue  # not one of ours; the code and the message still hold
+            continue  # no detail of a router; the code and the message still hold
     kind = _BY_REASON.get(reason or "") or _BY_CODE.get(code, KvRouteError)
     if reason is None and code in CUT:
         kind = RouterUnreachable

@@ -1,1 +1,1 @@
-"""Life of a request between its protocol and the core: reads requests, writes answers, counts."""
+"""The desk, between services and decision core: reads requests, writes answers, counts both."""

@@ -1,4 +1,4 @@
-"""Answers to clients: picks, receipts, explanations, results of steps."""
+"""Writes answers to clients: picks, receipts, explanations, results of reported steps."""
 
 import struct
 from collections.abc import Collection, Iterator
@@ -21,7 +21,7 @@ ROWS_MAX = 16
 """Candidates of an Explanation that are written at once, at most."""
 _DOUBLE = struct.Struct("<d")
 _QUEUE_MS = bytes([router_pb2.RouteResponse.QUEUE_MS_FIELD_NUMBER << 3 | 1])
-"""The tag of a double."""
+"""Tag of RouteResponse.queue_ms, a double, in protobuf's wire format."""
 _CANDIDATES = router_pb2.Explanation.CANDIDATES_FIELD_NUMBER
 _RECEIPT = router_pb2.Explanation.RECEIPT_FIELD_NUMBER
 _PREFILL_CANDIDATES = router_pb2.Explanation.PREFILL_CANDIDATES_FIELD_NUMBER
@@ -34,8 +34,8 @@ RESULTS = {
 
 
 def with_queue_time(answer: bytes, waited_s: float, ahead: int) -> bytes:
-    """A RouteResponse with the time that its request waited, and the number of requests that were
-    ahead of it.
+    """Adds to a RouteResponse, as bytes, the seconds that its request waited, as queue_ms, and the
+    number of requests that were ahead of it.
 
     The two fields are appended: protobuf reads fields in any order.
     """
@@ -44,15 +44,15 @@ def with_queue_time(answer: bytes, waited_s: float, ahead: int) -> bytes:
 
 
 def answer_writer(core: RouterCore) -> AnswerWriter:
-    """The writer of a router's answers and receipts."""
+    """Makes the writer of a router's answers and receipts."""
     return AnswerWriter(core, PrefillWorkers(core.fleet.view.sources))
 
 
 def explanations(
     decision: Decision, refusal: Refusal | None, core: RouterCore, writer: AnswerWriter
 ) -> Iterator[bytes]:
-    """Describes every candidate of a decision that reserved nothing. The yielded parts, joined, are
-    one Explanation.
+    """Describes every candidate of a decision that reserved nothing. refusal: the refusal that a
+    request would get; None: it would get a worker. The yielded parts, joined, are one Explanation.
 
     A part has ROWS_MAX candidates at most, so that other tasks run between two of them.
     """
@@ -86,7 +86,8 @@ def explanations(
 
 
 def _rows(number: int, decision: Decision, writer: AnswerWriter) -> Iterator[bytes]:
-    """All candidates as fields of a number, the excluded ones last; ROWS_MAX at once."""
+    """Yields all candidates as fields with the field number `number`, in parts of ROWS_MAX rows: by
+    rising cost, excluded candidates last."""
     costs = decision.ranking.costs
     rows = sorted(
         range(len(decision.pool)), key=lambda row: (decision.excluded[row] != "", costs[row])
@@ -97,19 +98,20 @@ def _rows(number: int, decision: Decision, writer: AnswerWriter) -> Iterator[byt
 
 
 class PrefillWorkers:
-    """Writes the PrefillWorker message of pairs; the part that a heartbeat determines is written
-    once.
+    """Writes PrefillWorker messages, which pairs have in their answers. The fields that a worker's
+    heartbeat determines are written once for each heartbeat.
     """
 
     def __init__(self, workers: Collection[object]) -> None:
-        """workers: of the fleet."""
+        """workers: those of the fleet, whose number bounds how many written fields are kept."""
         self._workers = workers
         self._known: dict[WorkerKey, tuple[Heartbeat, bytes]] = {}
 
     def __call__(self, decision: Decision, room: int) -> bytes:
-        """The picked prefill worker and its hand-over parameters, as bytes.
+        """The PrefillWorker message, as bytes, for a decision about a pair's prefill.
 
-        room: the bootstrap room; 0: the message is only shown to people, and no request uses it.
+        room: the bootstrap room, by which a pair's workers find each other; 0: the message is only
+        shown to people, and no request uses it.
         """
         row = decision.order[0]
         source, overlap = decision.sources[row], decision.overlap(row)
@@ -125,7 +127,8 @@ class PrefillWorkers:
         return self._worker(source) + message.SerializeToString()
 
     def _worker(self, source: Source) -> bytes:
-        """The fields that are the same in each message, until the worker has another heartbeat."""
+        """The fields of a PrefillWorker that the worker's heartbeat determines, as bytes; kept
+        until the worker has another heartbeat."""
         heartbeat, key = heartbeat_of(source), source.key
         known = self._known.get(key)
         if known is not None and known[0] is heartbeat:
@@ -150,5 +153,5 @@ class PrefillWorkers:
 
 
 def framed(number: int, message: bytes) -> bytes:
-    """A message's bytes as a field of another message."""
+    """A message's bytes as the field `number` of another message, with tag and length."""
     return head(number, len(message)) + message

@@ -12,15 +12,15 @@ class AnswerWriter:
     prefill_worker: Callable[[Decision, int], bytes]
 
     def __init__(self, core: RouterCore, prefill_worker: Callable[[Decision, int], bytes]) -> None:
-        """prefill_worker: a PrefillWorker of the decision about it and its bootstrap room,
-        written."""
+        """prefill_worker: makes the PrefillWorker message, as bytes, from the decision about a
+        pair's prefill and the bootstrap room."""
 
     def answer(self, pick: Pick, priority: int, omit_receipt: bool) -> bytes:
-        """A RouteResponse, to a pick that is not reserved yet: its receipts show workers as they
-        were. priority: of the request, higher is sooner."""
+        """The RouteResponse of a pick, as bytes, before its load is reserved: its receipts show
+        workers as they were. priority: of the request, higher is sooner."""
 
     def receipt(self, decision: Decision) -> bytes:
-        """The Receipt of a decision, with or without a pick."""
+        """The Receipt of a decision, with or without a pick, as bytes."""
 
     def row(self, decision: Decision, row: int) -> bytes:
-        """A CandidateRow."""
+        """The CandidateRow of the candidate number `row` of a decision, as bytes."""

@@ -62,7 +62,7 @@ cdef class AnswerWriter:
     cdef Backward _answer, _parts
 
     def __init__(self, core, prefill_worker):
-        """prefill_worker: a PrefillWorker of the decision about it and its bootstrap room, written."""
+        """prefill_worker: makes the PrefillWorker message from the decision about a prefill and the bootstrap room."""
         self._core = core
         self.prefill_worker = prefill_worker
         self._loads = core.fleet.loads
@@ -166,7 +166,7 @@ cdef class AnswerWriter:
         return ordered
 
     cdef int _put_receipt(self, uint32_t number, decision) except -1:
-        """number: of the field; 0: the message by itself."""
+        """Writes the Receipt of a decision as the field `number` of a RouteResponse; 0: as a message by itself."""
         cdef WrittenWorker workers[2]
         cdef WrittenWorker moved_from
         cdef Condition conditions[2]
@@ -221,8 +221,8 @@ cdef class AnswerWriter:
         return 0
 
     cdef object _scores(self, decision, Decided *decided):
-        """Where the terms of costs are written from: the scores of a decision that was kept, or whose policy has no
-        kernel; None: the kernel, which reads what few policies read as it is now."""
+        """The scores that the terms of costs are written from, if the decision was kept or its policy has no kernel;
+        None: the policy's kernel in C makes the terms, from the workers' present numbers."""
         scores = decision.scores_made
         if scores is None and decided.policy == NULL:
             scores = decision.scores
@@ -231,8 +231,8 @@ cdef class AnswerWriter:
         return scores
 
     cdef int _condition(self, decision, scores, size_t row, Condition *condition, list keep) except -1:
-        """What of a row's worker only its stream and its load know, and terms of its cost. scores: None: a kernel has
-        made them. keep: gets what must outlive the condition."""
+        """Writes a row's stream state, age of load and terms of cost into `condition`. scores: those that the terms are
+        made of; None: the policy's kernel makes the terms. keep: gets objects that must outlive the condition."""
         cdef bytes terms, state
         source = decision.pool.sources[row]
         state = _state(source.stream.state)

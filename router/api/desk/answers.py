@@ -15,15 +15,17 @@ from router.request.request import Request
 from router.request.wire.received import ReceivedRequest
 
 Answered: TypeAlias = tuple[bytes, Reservation, bool]
-"""A RouteResponse, its reservation, and whether it was an earlier request's."""
+"""A RouteResponse as bytes, its reservation, and whether the answer repeats that of an earlier
+request with the same id."""
 Answer: TypeAlias = Callable[["Waiting", float, bool], Answered]
-"""Decides a request that waits: see Job.decide. Raises Refusal."""
+"""Decides a request, given the seconds waited and whether a worker over its capacity may be picked.
+Raises Refusal."""
 Refuse: TypeAlias = Callable[["Waiting", Refusal], None]
 """Counts the refusal of a request that waited."""
 
 
 def _nothing() -> None:
-    """Nobody waits."""
+    """Does nothing: the callback for a request whose outcome no caller waits for."""
 
 
 class Later:
@@ -33,22 +35,22 @@ class Later:
 
     def __init__(self) -> None:
         self.outcome: Answered | Refusal | None = None
-        """None: there is none so far."""
+        """The answer, or the refusal; None: the request is still open."""
         self.on_done: Callable[[], None] = _nothing
         """Called once, when there is an outcome, by `settle`."""
         self.tells = False
-        """Whether its caller wants to hear where it stands."""
+        """Whether the caller wants messages about the request's place in the queue."""
 
     def settle(self) -> None:
-        """Calls on_done, and drops the reference to it: the two refer to each other, and the
-        garbage collector frees cycles hours later only (router/app/cli/run.py).
+        """Calls on_done, and drops the reference to it: on_done and this request refer to each
+        other, and the garbage collector frees cycles hours later only (router/app/cli/run.py).
         """
         on_done = self.on_done
         self.forget_caller()
         on_done()
 
     def forget_caller(self) -> None:
-        """Drops the caller, which no longer wants the outcome."""
+        """Drops the callback of the caller, which has the outcome or no longer wants it."""
         self.on_done = _nothing
 
     def take(self) -> Answered:
@@ -61,7 +63,8 @@ class Later:
 
 
 class Waiting(Later):
-    """A request that waits for a worker: the desk's Job (router/decide/core/admission.py)."""
+    """A request that waits for a worker, as the Job of the admission queue
+    (router/decide/core/admission.py)."""
 
     __slots__ = (
         "_answer", "_refuse", "caller", "due", "read", "request", "request_id", "trace", "waiter",
@@ -80,9 +83,9 @@ class Waiting(Later):
         tells: bool = False,
         trace: RouteTrace | None = None,
     ) -> None:
-        """due: observers that learn how the request ends. read: the request. tells: whether its
-        caller wants messages about its place in the queue. trace: its spans; None: it is not
-        sampled.
+        """due: observers that learn how the request ends. read: the request, before and after
+        reading. answer, refuse: decide it, and count its refusal. tells: whether its caller wants
+        messages about its place in the queue. trace: its spans; None: it is not sampled.
         """
         super().__init__()
         self.request = request
@@ -95,29 +98,30 @@ class Waiting(Later):
         self._answer = answer
         self._refuse = refuse
         self.waiter: Waiter | None = None
-        """Its place, as long as it waits."""
+        """The request's place in the queue; None: the request does not wait."""
 
     @property
     def owner(self) -> str:
-        """See Job."""
+        """Name of the identity that sent the request; empty: the service verified none."""
         return self.caller.owner
 
     def decide(self, waited_s: float, may_exceed: bool) -> Reservation:
-        """See Job."""
+        """Answers the request after waited_s seconds, and returns its reservation; raises Refusal.
+        may_exceed: whether a worker over its capacity may be picked."""
         self.outcome = answered = self._answer(self, waited_s, may_exceed)
         self.settle()
         return answered[1]
 
     def refuse(self, refusal: Refusal) -> None:
-        """See Job."""
+        """Ends the wait with a refusal, which is counted."""
         self._refuse(self, refusal)
         self.outcome = refusal.copy()
         self.settle()
 
     @override
     def forget_caller(self) -> None:
-        """See Later. The place, of which the queue keeps a few for a while, refers to the request
-        no more, either."""
+        """Drops the caller's callback, and the references between the request and its place in the
+        queue, since the queue keeps some ended places for a while."""
         super().forget_caller()
         if self.waiter is not None:
             self.waiter.payload = None
@@ -125,4 +129,4 @@ class Waiting(Later):
 
 
 Steps: TypeAlias = Generator[None, None, Answered | Later]
-"""A request that is answered in steps, between which others may have a turn."""
+"""A generator that answers a request in steps, between which others may have a turn."""

@@ -53,7 +53,7 @@ class Metrics:
             ["outcome", "reason"],
             registry=None,
         )
-        """All outcomes but `picked`, which the tally counts."""
+        """Requests by outcome and reason. The outcome `picked` is missing: `tally` counts it."""
         self.cached_tokens = Counter(
             "kvroute_cached_tokens",
             "Cached tokens that engines reported for routed requests (reported), that the index had"
@@ -67,9 +67,9 @@ class Metrics:
         self.reads = shared(registry, Counter(*READS, READS_LABELS, registry=None))
         self.calls_refused = Counter(
             "kvroute_calls_refused",
-            "gRPC calls and messages refused before a decision: for their size, or for what is open"
-            " already; for their key (UNAUTHENTICATED) or its rights (PERMISSION_DENIED); for a"
-            " fault of the router, which the log has (INTERNAL).",
+            "gRPC calls and messages refused before a decision: for their size, or for the bytes or"
+            " calls open already; for their key (UNAUTHENTICATED) or its rights"
+            " (PERMISSION_DENIED); for a fault of the router, which the log has (INTERNAL).",
             ["method", "reason"],
             registry=registry,
         )
@@ -77,15 +77,15 @@ class Metrics:
         """Answers of Route, and of RouteStream's items, that could not be sent; their reservations
         ended at once."""
         self.bytes_in_flight: Callable[[], float] = float
-        """Bytes of the gRPC messages over 64 KiB that are being handled,"""
+        """Returns the bytes of gRPC messages over 64 KiB that are being handled."""
         self.bytes_in_flight_max = 0
-        """and their bound."""
+        """Bound of `bytes_in_flight`, in bytes."""
         self.watches: Callable[[], float] = float
-        """WatchWorkers calls that are open."""
+        """Returns the number of open WatchWorkers calls."""
         for result in ("ok", "failed"):
             self.reads.labels("config", result)
         self.index_bytes_max = 0
-        """Bound of the index (index.memory_mib)."""
+        """Bytes that the index may take up (index.memory_mib)."""
         self.tally = PickTally()
         self.counts = Counts(self.tally)
         export(registry, _of_picks, self.tally, self.requests)
@@ -103,12 +103,14 @@ class Metrics:
         bytes_in_flight_max: int,
         watches: Callable[[], float],
     ) -> None:
-        """Has gauges read what is open, at each scrape."""
+        """Sets the functions that gauges call at each scrape, and the bound of the bytes
+        in flight."""
         self.bytes_in_flight, self.bytes_in_flight_max = bytes_in_flight, bytes_in_flight_max
         self.watches = watches
 
     def cache_reported(self, predicted: int, reported: int) -> None:
-        """An engine's count of a request's cached tokens; predicted: the count in our answer."""
+        """Counts an engine's report of a request's cached tokens. predicted: the router's
+        prediction in its answer."""
         self.cached_tokens.labels("reported").inc(reported)
         self.cached_tokens.labels("predicted").inc(predicted)
         direction = "over" if predicted > reported else "under"
@@ -127,7 +129,8 @@ class Metrics:
 
 
 def _plain(metrics: Metrics) -> Iterator[Metric]:
-    """Numbers that are series of shared families."""
+    """Yields numbers of this class as series of metric families that other parts of the router use,
+    too."""
     yield failed("answer", metrics.answers_unsent)
     yield held("messages", metrics.bytes_in_flight())
     yield held_at_most("messages", metrics.bytes_in_flight_max)
@@ -148,7 +151,9 @@ def process_metrics(registry: CollectorRegistry) -> None:
 
 
 def _of_picks(tally: PickTally, requests: Counter) -> Iterator[Metric]:
-    """What picks counted, and how many there were among all requests."""
+    """Yields the metrics of a tally of picks, and the requests by outcome, with the outcome
+    `picked`.
+    """
     for family in requests.collect():
         picks = float(tally.picks[0])
         family.add_sample(f"{family.name}_total", {"outcome": "picked", "reason": ""}, picks)
@@ -164,7 +169,7 @@ def _of_picks(tally: PickTally, requests: Counter) -> Iterator[Metric]:
     yield durations
     yield CounterMetricFamily(
         "kvroute_overlap_reachable_tokens",
-        "Usable overlap on the worker that held most: what picks without regard to load reuse.",
+        "Usable overlap on the worker that held most: tokens that picks by overlap alone reuse.",
         value=int(tally.tokens[1]),
     )
     yield from _by_pool(tally)
@@ -190,7 +195,7 @@ def _by_pool(tally: PickTally) -> Iterator[Metric]:
     prompts = HistogramMetricFamily(
         "kvroute_prompt_tokens",
         "Prompt tokens of a pick, by the role of the worker that computes them, and its model"
-        f" as its engine calls it; other: all pairs of these beyond the first {POOLS_MAX}.",
+        f" as its engine calls it; other: pairs of model and role beyond the first {POOLS_MAX}.",
         labels=labels,
     )
     overlaps = CounterMetricFamily(

@@ -1,17 +1,17 @@
-"""The desk: the one way in for every service, be it gRPC, HTTP or a test.
+"""The desk: takes the requests of every service (gRPC, gateway, picker) to the decision core.
 
     request's bytes -> read -> core    -> answer's bytes, counted, replicas informed
                                no room -> waits
     report, heartbeat, replica, time -> core -> `dispatch` -> answers to requests that wait
 
 A service brings bytes and takes bytes: it measures messages, keeps deadlines and writes statuses.
-What `route` answers holds a reservation, unless the request is observed: a service whose caller is
-gone ends it by `cancel` or `unsent`, and a wait by `leave`.
+An answer of `route` holds a reservation, unless the request is observed (served by another router).
+A service whose caller is gone ends the reservation by `cancel` or `unsent`, and a wait by `leave`.
 
 Laws:
 - every request is counted once, by its outcome; every refusal has a Reason;
-- while a worker that may take a request has room, and no other request waits for it, the request
-  is answered at once;
+- while a worker that may take a request has room, and no other request waits for it, the request is
+  answered at once;
 - a fault of the router's own ends one request with INTERNAL, and no other.
 """
 
@@ -42,12 +42,13 @@ Read: TypeAlias = tuple[ReceivedRequest, Request]
 WAITING_BYTES = 2560
 """Bytes, about, that the objects of a waiting request take up beside its message."""
 LONG_BYTES = 512 * 1024
-"""A request up to this size is read, hashed and picked for in one step."""
+"""Bytes up to which a request is read, hashed and decided in one step; longer requests take several
+steps."""
 
 
 class Desk:
-    """Takes requests to the core, and counts what comes of them: calls and streams share one life
-    of a request, from its bytes to its end."""
+    """Takes requests to the decision core and counts their outcomes. Requests of calls and items of
+    streams pass the same steps here, from their bytes to their end."""
 
     def __init__(
         self,
@@ -62,9 +63,9 @@ class Desk:
         on_change: Callable[[], None] = lambda: None,
         tracing: Tracing | None = None,
     ) -> None:
-        """fault: counts and logs an error of the router itself in a method, with its effect;
-        returns the refusal for the caller, where there is no other answer. admission: requests that
-        wait. soon: schedules a function after other tasks had a turn. watch: observers of a
+        """fault: counts and logs an error of the router itself in an RPC, with its effect; returns
+        the refusal for the caller, where there is no other answer. admission: the queue of requests
+        that wait. soon: schedules a function after other tasks had a turn. watch: observers of a
         share of the decisions; None: there are none. on_change: called when reserved load may have
         changed. tracing: spans of requests whose callers' spans are sampled; None: no spans.
         """
@@ -78,7 +79,7 @@ class Desk:
         self.admission = admission
         self._soon = soon
         self._is_due = False
-        """Whether a turn is to come that `soon` was given."""
+        """Whether `_dispatch_again` was given to `soon` and has yet to run."""
         self.tracing = tracing
         core.on_observer_fault = self._observer_failed
 
@@ -109,11 +110,13 @@ class Desk:
     def item(
         self, request: RouteMessage | None, left_s: float = inf, caller: Caller = UNVERIFIED
     ) -> Answered | Waiting | Steps:
-        """Answers a call or an item of a stream as `route` does; one of more than LONG_BYTES in
-        steps. None: the item holds no request.
+        """Answers the request of a call or of a stream's item: as `route` does, or as `steps` does
+        if it has more than LONG_BYTES. request None: the item holds none, and is refused.
         """
         if request is None:
-            raise self.refused(Refusal(Reason.INVALID_FIELD, "the item holds no request"), b"")
+            raise self.refused(
+                Refusal(Reason.INVALID_FIELD, "the item has neither a request nor a cancel"), b""
+            )
         if len(request) <= LONG_BYTES:
             return self.route(request, left_s, caller)
         return self.steps(request, left_s, caller)
@@ -141,20 +144,21 @@ class Desk:
             raise self.refused(self._fault(ROUTE, error), request, now_s, due) from error
 
     def changed(self) -> None:
-        """Called when reserved load, so the room of workers, or the queue may have changed."""
+        """Records that reserved load, and so the room of workers, or the queue may have changed:
+        calls on_change, and answers requests that wait."""
         self._on_change()
         self.dispatch()
 
     def dispatch(self) -> None:
         """Answers requests that wait, as far as workers have room, and ends waits that are over: a
-        slice of them now, the rest soon. Every cause ends here: arrival, report, heartbeat,
-        another replica, time."""
+        slice of them now, the rest soon. Called when room may have come: by an arrival, a report, a
+        heartbeat, another replica, time."""
         if len(self.admission) and self.admission.dispatch(self._clock()) and not self._is_due:
             self._is_due = True
             self._soon(self._dispatch_again)
 
     def leave(self, later: Later) -> None:
-        """Ends the wait of a request whose caller left, or what was reserved for it meanwhile."""
+        """Ends the wait of a request whose caller left, or the reservation that it got since."""
         waiter = later.waiter if isinstance(later, Waiting) else None
         later.forget_caller()
         if isinstance(later.outcome, tuple):
@@ -183,14 +187,14 @@ class Desk:
 
     def close(self) -> None:
         """Refuses all waiting requests, since the router stops."""
-        stops = Refusal(Reason.DRAINING, "this router stops; another one takes the request")
+        stops = Refusal(Reason.DRAINING, "this router stops: send the request to another router")
         self.admission.close(stops, self._clock())
         self._on_change()
 
     def explain(
         self, request: RouteMessage, caller: Caller = UNVERIFIED
     ) -> Generator[None, None, list[bytes]]:
-        """The decision that `route` would make: the parts of an ExplainResponse; raises Refusal. A
+        """The decision that `route` would make, as the parts of an Explanation; raises Refusal. A
         generator that yields between steps.
         """
         received, parsed = yield from self._read(request, caller)
@@ -213,17 +217,20 @@ class Desk:
         self._on_change()
 
     def unsent(self, reservation: Reservation) -> None:
-        """Ends what a call reserved whose answer could not be sent, or was given up."""
+        """Ends the reservation of an answer that could not be sent, or that its caller gave up;
+        counts the answer as unsent."""
         if not reservation.shared and reservation.ended is None:
             self._metrics.answers_unsent += 1
             self.cancel(reservation)
 
     def failed(self, error: Exception, request: RouteMessage) -> Refusal:
-        """Counts an error of the router itself in a port; returns the refusal for the caller."""
+        """Counts a request that failed by an error of the router itself before the desk; returns
+        the refusal for the caller."""
         return self.refused(self._fault(ROUTE, error), request)
 
     def render_span(self, request: ReceivedRequest) -> RenderSpan:
-        """Begins the span in which a request's tokens are made."""
+        """Begins the span of making the tokens of a request's text; returns the function that ends
+        it."""
         tracing, began_s = self.tracing, self._clock()
         trace = tracing.below(request.traceparent) if tracing and request.traceparent else None
         if trace is None:
@@ -249,10 +256,12 @@ class Desk:
         now_s: float | None = None,
         due: Due | None = None,
     ) -> Refusal:
-        """Counts a request that got no worker, here or at a port. Returns what it was given.
+        """Counts a refused request, here or before it came to the desk, and returns its refusal.
+        now_s: None: the present. due: observers of the decision.
 
-        Callers have a clause of their own for refusals: `raise refusal from refusal`, and a frame
-        that keeps one, are cycles, which hold the request until a full look for cycles.
+        Callers catch Refusal apart from other errors: `raise refusal from refusal`, and a frame
+        that keeps one, are cycles, which hold the request until the garbage collector's next full
+        run.
         """
         self._metrics.requests.labels("refused", refusal.reason).inc()
         if due is not None:
@@ -278,7 +287,7 @@ class Desk:
         due: Due | None,
         caller: Caller,
     ) -> Answered | Waiting:
-        """A request that was read: answered, or it waits."""
+        """Answers a request that was read, or puts it into the queue; raises Refusal."""
         received, parsed = read
         answers: list[Answered] = []
         trace = self._traced(read, now_s) if received.traceparent else None
@@ -328,7 +337,8 @@ class Desk:
         return waiting
 
     def _answer_waiting(self, waiting: Waiting, waited_s: float, may_exceed: bool) -> Answered:
-        """A request that waits, decided; raises Refusal, not counted."""
+        """Decides a request that has waited for waited_s seconds; raises Refusal, which is not
+        counted here."""
         now_s = self._clock()
         if waiting.due is not None:
             waiting.due.waited_s = waited_s
@@ -373,7 +383,8 @@ class Desk:
         caller: Caller,
         trace: RouteTrace | None = None,
     ) -> Answered:
-        """A request answered, if a worker may be picked; raises Refusal."""
+        """Answers a request, if a worker may be picked, or as an earlier request with its id was
+        answered; raises Refusal. may_exceed: whether a worker over its capacity may be picked."""
         request, parsed = read
         counts, answer = self._metrics.counts, self._writer.answer
         priority, omit_receipt = request.priority, request.omit_receipt

@@ -1,10 +1,11 @@
 """The RPC Report: applies reported steps in slices, and returns an outcome for each.
 
 Laws:
-- steps are counted before any is read, and SLICE_STEPS of them are read without a turn for others;
-- a step that can't be read is invalid, and no other step of its call is;
-- steps of another replica's reservations go to that replica, which answers for them; after a
-  question without an answer it gets no other one of the same call.
+- the steps of a call are counted before any is read, and SLICE_STEPS at most are read without a
+  turn for other calls;
+- a step that can't be read is invalid, and makes no other step of its call invalid;
+- steps about another replica's reservations are forwarded to that replica, which answers them;
+  after a message without an answer, the call sends that replica no other message.
 """
 
 import asyncio
@@ -36,20 +37,20 @@ from router.request.wire.received import Pieces, TooMuch
 PROGRESS_MAX = 65_536
 SLICE_STEPS = 64
 REPLICA_PROGRESS_MAX = 1024
-"""Steps in one message to another replica."""
+"""Steps in one message to another replica, at most."""
 REPLICA_BYTES_MAX = 512 * 1024
-"""Bytes of them: half of what NATS takes in a message."""
+"""Bytes of the steps in one message to another replica, at most: half of what NATS takes."""
 CALLER_MAX = 64
-"""Characters of a caller's address, as another replica names it."""
+"""Characters that are kept of a caller's address which another replica passes on."""
 OWNERS_MAX = 64
 """Replicas that one Report call is handed on to, at most."""
 _STEP = 1
-"""Number of the field, in ReportRequest and in ReportResponse, that repeats."""
+"""Number of the repeated field of ReportRequest (the steps) and ReportResponse (the outcomes)."""
 
 _KEEPS_PRIORITY = "the request has its worker, where another priority changes nothing"
 
 Elsewhere: TypeAlias = tuple[int, bytes]
-"""A step that another replica answers: its place among the outcomes, its bytes."""
+"""A step that another replica answers: its place among the outcomes, and its bytes."""
 
 
 class Reports:
@@ -67,9 +68,9 @@ class Reports:
         on_prompt_tokens: Callable[[str, int], None] = lambda _id, _tokens: None,
         replicas: Callable[[], ReplicaLink | None] = lambda: None,
     ) -> None:
-        """admission: the requests that wait. on_change: called when what is reserved here may have
-        changed. on_prompt_tokens: called with a reservation's id and its engine's count of the
-        prompt's tokens. replicas: the link to other replicas, once there is one."""
+        """admission: the queue of requests that wait. on_change: called when reservations of this
+        router may have changed. on_prompt_tokens: called with a reservation's id and its engine's
+        count of the prompt's tokens. replicas: the link to other replicas, once there is one."""
         self._replicas = replicas
         self._core = core
         self._metrics = metrics
@@ -79,7 +80,8 @@ class Reports:
         self._on_prompt_tokens = on_prompt_tokens
 
     async def report(self, content: bytes, caller: Reporter) -> bytes:
-        """Answers a ReportRequest, both as bytes; raises Refusal."""
+        """Applies the steps of a ReportRequest and returns the ReportResponse, both as bytes;
+        raises Refusal for invalid bytes and for more than PROGRESS_MAX steps."""
         replicas = self._replicas()
         pieces = _pieces(content, PROGRESS_MAX)
         outcomes: list[bytes] = []
@@ -108,8 +110,9 @@ class Reports:
         return b"".join(outcomes)
 
     def of_replica(self, payload: bytes) -> bytes:
-        """Applies steps of our reservations that another replica passes on; returns the answer's
-        bytes.
+        """Applies steps about this router's reservations that another replica forwards, a
+        ReportRequest as bytes; returns the ReportResponse as bytes, empty if the payload can't be
+        read.
         """
         request = router_pb2.ReportRequest()
         try:
@@ -125,8 +128,8 @@ class Reports:
         return router_pb2.ReportResponse(outcomes=outcomes).SerializeToString()
 
     def step(self, message: router_pb2.Progress, caller: Reporter) -> ProgressOutcome:
-        """Applies one reported step here or at another replica, and returns its outcome. A request
-        of another identity counts as unknown.
+        """Applies one reported step to a request of this router, and returns its outcome: UNKNOWN
+        for a request that this router doesn't know or that the caller may not report on.
         """
         if not self._may(message, caller):
             self._metrics.calls_refused.labels("Router/Report", Reason.PERMISSION_DENIED).inc()
@@ -160,8 +163,8 @@ class Reports:
         caller: Reporter,
         outcomes: list[bytes],
     ) -> None:
-        """Hands steps to the replica that owns them, and puts their outcomes into their places;
-        without an answer they stay unknown."""
+        """Forwards steps to the replica that owns their reservations, and puts its outcomes into
+        their places in `outcomes`; steps without an answer have the outcome UNKNOWN."""
         named = None if caller.for_all else caller.owner
         about = router_pb2.ReportRequest(caller=caller.host, owner=named).SerializeToString()
         answers = True
@@ -177,7 +180,7 @@ class Reports:
                     await asyncio.sleep(0)  # other calls have a turn
                 if outcome is None:
                     step = router_pb2.Progress.FromString(piece)
-                    why = f"its replica, {owner}, does not answer"
+                    why = f"replica {owner}, which made the reservation, does not answer"
                     outcome = _outcome(step, UNKNOWN, why)
                 outcomes[place] = answer_codec.framed(_STEP, outcome.SerializeToString())
 
@@ -185,11 +188,14 @@ class Reports:
         try:
             step = router_pb2.Progress.FromString(piece)
         except DecodeError as error:
-            return ProgressOutcome(result=INVALID, message=f"no Progress: {error}")
+            return ProgressOutcome(
+                result=INVALID, message=f"the step is no valid Progress: {error}"
+            )
         return self.step(step, caller)
 
     def _of_waiting(self, message: router_pb2.Progress, caller: Reporter) -> ProgressOutcome:
-        """A step that names its request by the id: of a request that waits, or waited."""
+        """Applies a step that names its request by request_id: the request waits in the queue, or
+        did."""
         step = request_codec.read_wait_step(message)
         if isinstance(step, str):
             return ProgressOutcome(result=INVALID, message=step)
@@ -215,7 +221,8 @@ class Reports:
         return ProgressOutcome(result=answer_codec.RESULTS[result])
 
     def _of_running(self, message: router_pb2.Progress, caller: Reporter) -> ProgressOutcome:
-        """A step with a priority of a request that has its worker."""
+        """Applies a step that gives a priority to a request with a reservation: the request has its
+        worker, and the priority changes nothing."""
         if message.state or len(message.reservation_id) > request_codec.TEXT_MAX:
             outcome = self._of_reservation(message, caller)
             outcome.message = outcome.message or _KEEPS_PRIORITY
@@ -247,7 +254,7 @@ class Reports:
 def _outcome(
     step: router_pb2.Progress, result: router_pb2.ProgressResult.ValueType, why: str = ""
 ) -> ProgressOutcome:
-    """The outcome of a step that names its reservation."""
+    """The outcome of a step that names its reservation. why: the outcome's message."""
     return ProgressOutcome(reservation_id=step.reservation_id, result=result, message=why)
 
 
@@ -264,7 +271,7 @@ def _pieces(content: bytes, most: int) -> Pieces:
 
 
 def _by_size(mine: Sequence[Elsewhere]) -> list[list[Elsewhere]]:
-    """Steps in as many messages as they need."""
+    """Splits steps into messages within REPLICA_PROGRESS_MAX steps and REPLICA_BYTES_MAX bytes."""
     messages: list[list[Elsewhere]] = []
     size = 0
     for step in mine:
@@ -277,7 +284,8 @@ def _by_size(mine: Sequence[Elsewhere]) -> list[list[Elsewhere]]:
 
 
 def _outcomes(answer: bytes | None, count: int) -> Sequence[ProgressOutcome | None]:
-    """What another replica said of some steps; None of each when it said nothing of use."""
+    """The outcomes in another replica's answer about `count` steps; None for each step if the
+    answer is missing or unusable."""
     response = router_pb2.ReportResponse()
     if answer:
         with suppress(DecodeError):

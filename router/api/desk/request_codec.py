@@ -32,15 +32,16 @@ from router.request.wire.received import (
 )
 
 RouteMessage: TypeAlias = bytes | ReceivedRequest
-"""A RouteRequest as a message has it, or as this process made it. len() is its size."""
+"""A RouteRequest: bytes from a client, or a ReceivedRequest that this process made. len() is its
+size in bytes."""
 TEXT_MAX = 1024
-"""Characters in a request's id, model, tenant and the like."""
+"""Characters of a request's id, model, tenant and other short texts, at most."""
 ENTRIES_MAX = 4096
-"""Entries in a request's lists and maps."""
+"""Entries of each list or map of a request, at most."""
 FIELDS_MAX = 5 * ENTRIES_MAX
 """Fields of a request beside its prompt, at most."""
 ASIDE_BYTES_MAX = 1 << 20
-"""Bytes of the fields beside the prompt, at most."""
+"""Bytes of a request's fields beside its prompt, at most."""
 _TEXTS = ("request_id", "model", "lora_name", "cache_salt", "tenant", "session_id", "policy")
 _LISTS = (
     "required_labels", "excluded_labels", "allowed_worker_ids", "excluded_worker_ids",
@@ -72,7 +73,8 @@ _OTHER_WORDS = {
     "cancelled": "abort",
     "refusal": "content_filter",
 }
-"""Words of Anthropic, of OpenAI's responses, and an old one of OpenAI's chats."""
+"""Finish reasons of Anthropic's API, of OpenAI's Responses API and of OpenAI's older chat API ->
+the entry of FINISH_REASONS that means the same."""
 _FAILURES = {
     router_pb2.FAILURE_REASON_UNSPECIFIED: Ending.FAILED_UNKNOWN,
     router_pb2.FAILURE_REASON_WORKER: Ending.FAILED_WORKER,
@@ -83,7 +85,9 @@ _FAILURES = {
 
 
 def receive(content: RouteMessage, prompt_tokens_max: int) -> ReceivedRequest:
-    """Reads a RouteRequest; raises Refusal for invalid bytes, and for sizes beyond the bounds."""
+    """Reads a RouteRequest; raises Refusal for invalid bytes, for a prompt of more than
+    prompt_tokens_max tokens, and for more than FIELDS_MAX fields or ASIDE_BYTES_MAX bytes beside
+    the prompt."""
     if isinstance(content, ReceivedRequest):
         return content
     try:
@@ -105,7 +109,7 @@ def receive(content: RouteMessage, prompt_tokens_max: int) -> ReceivedRequest:
 
 
 def no_valid(message: str, error: Exception) -> Refusal:
-    """The refusal of bytes that are no valid message of this name."""
+    """The refusal of bytes that can't be parsed as the protobuf message with the name `message`."""
     return Refusal(Reason.INVALID_FIELD, f"the message is no valid {message}: {error}")
 
 
@@ -121,14 +125,15 @@ def read_request(
         _check_sizes(message)
     role = _ROLES.get(message.phase)
     if role is None:
-        raise Refusal(Reason.INVALID_FIELD, f"unknown phase {message.phase}")
+        raise Refusal(Reason.INVALID_FIELD, f"unknown phase {message.phase}: see kvroute.v1.Phase")
     session = None
     if role is Role.DECODE and not message.form:
         session = core.fleet.sessions.get(message.session_id)
         if session is None:
             raise Refusal(
                 Reason.UNKNOWN_SESSION,
-                f"no worker is known to hold session {message.session_id!r}; there is no prompt",
+                f"no worker is known to hold session {message.session_id!r}, and the request has"
+                " no prompt by which a worker could be picked",
             )
         prompt = Prompt.from_prefixes(
             session.prefixes,
@@ -143,7 +148,7 @@ def read_request(
         for name in filter(None, (model, prompt.lora_name)) if model else (model,):
             caller.usage.identity.check_model(name)
     narrowing = None
-    if message.entries or prompt.lora_name:  # of few requests
+    if message.entries or prompt.lora_name:  # few requests have them
         narrowing = Narrowing(
             lora_name=prompt.lora_name,
             required_labels=frozenset((message.required_labels or {}).items()),
@@ -187,7 +192,8 @@ def _read_objective(message: ReceivedRequest, now_s: float) -> Objective | None:
 
 
 def read_wait(message: ReceivedRequest, now_s: float, left_s: float) -> Wait:
-    """How long a request may wait. left_s: seconds until its caller's deadline."""
+    """How long a request may wait in the queue, and its priority there. left_s: seconds until its
+    caller's deadline."""
     timeout_ms, slo_ms = message.queue_timeout_ms, message.ttft_slo_ms
     return Wait(
         priority=message.priority,
@@ -201,7 +207,8 @@ def read_wait(message: ReceivedRequest, now_s: float, left_s: float) -> Wait:
 def read_refused(
     content: RouteMessage, refusal: Refusal, now_s: float, prompt_tokens_max: int
 ) -> Refused:
-    """Fields of a refused RouteRequest for the log; almost none if its bytes can't be read."""
+    """What the decision log gets of a refused RouteRequest; only the refusal and its time if the
+    request's bytes can't be read."""
     try:
         message = receive(content, prompt_tokens_max)
     except Refusal:
@@ -226,15 +233,17 @@ def _prompt_tokens(message: ReceivedRequest) -> int:
 
 
 def read_progress(message: router_pb2.Progress) -> Progress | str:
-    """Reads a reported step; for an invalid one returns a sentence that says why."""
+    """Reads a reported step; for an invalid step returns a sentence that says why."""
     if len(message.reservation_id) > TEXT_MAX:
         return f"reservation_id is longer than {TEXT_MAX} characters"
     state = _STATES.get(message.state)
     if state is None:
-        return f"unknown state {message.state}"
+        return f"unknown state {message.state}: expected PREFILL_DONE, RUNNING, FINISHED or FAILED"
     failure = _FAILURES.get(message.failure_reason)
     if failure is None:
-        return f"unknown failure_reason {message.failure_reason}"
+        return (
+            f"unknown failure_reason {message.failure_reason}: expected a kvroute.v1.FailureReason"
+        )
     if message.refused and failure is Ending.FAILED_WORKER:
         failure = Ending.FAILED_REFUSED
     return Progress(
@@ -250,32 +259,34 @@ def read_progress(message: router_pb2.Progress) -> Progress | str:
 
 
 def _finish_reason(said: str) -> str:
-    """The one of FINISH_REASONS that an engine means; empty: it said none."""
+    """The entry of FINISH_REASONS for an engine's finish reason: `other` for an unknown reason,
+    empty if the engine gave none."""
     reason = _OTHER_WORDS.get(said, said)
     return reason if reason in FINISH_REASONS or not reason else "other"
 
 
 def read_wait_step(message: router_pb2.Progress) -> WaitStep | str:
-    """Reads a step that names a request by its id; for an invalid one returns a sentence that says
-    why.
+    """Reads a step that names a request by its request_id; for an invalid step returns a sentence
+    that says why.
     """
     if message.reservation_id:
-        return "a step names a reservation_id or a request_id, not both"
+        return "a step has both a reservation_id and a request_id: send one of them"
     if len(message.request_id) > TEXT_MAX:
         return f"request_id is longer than {TEXT_MAX} characters"
     if message.state == router_pb2.PROGRESS_STATE_FAILED:
         if message.failure_reason != router_pb2.FAILURE_REASON_CANCELLED:
-            return "a request that waits fails by failure_reason CANCELLED alone"
+            return "a step with a request_id and the state FAILED needs failure_reason CANCELLED"
         return WaitStep(message.request_id, None)
     if message.state != router_pb2.PROGRESS_STATE_UNSPECIFIED:
-        return "of a request that waits the state is FAILED (with CANCELLED), or not set"
+        return "a step with a request_id has the state FAILED (with CANCELLED) or no state"
     if not message.HasField("priority"):
-        return "a step of a request that waits has a priority, or the state FAILED"
+        return "a step with a request_id needs a priority or the state FAILED"
     return WaitStep(message.request_id, message.priority)
 
 
 def read_registration(message: fleet_pb2.RegisterWorkerRequest) -> EngineSettings:
-    """Reads the settings of an engine to run a relay for; raises Refusal, which names the field.
+    """Reads the settings of an engine that this router is to run a relay for; raises Refusal, which
+    names the invalid field.
 
     A field that is not set, or an empty text, leaves the setting at its default.
     """
@@ -327,7 +338,9 @@ def _read_prompt(message: ReceivedRequest, core: RouterCore) -> Prompt:
 
 
 def _made_prompt(message: ReceivedRequest, made: PromptTokens, lora_name: str) -> Prompt:
-    """The prompt of a text or a body."""
+    """The prompt of a request whose text or body was made into tokens, or whose length was
+    estimated.
+    """
     if made.made_by is MadeBy.ESTIMATE:
         digest = xxh3_64_digest(message.data)
         return Prompt.from_length(made.count, lora_name=lora_name, digest=digest)
@@ -361,7 +374,8 @@ def _read_items(items: Iterable[bytes]) -> list[MultimodalItem]:
 
 
 def _check_sizes(message: ReceivedRequest) -> None:
-    """Refuses fields that would cost memory or log space without use."""
+    """Raises Refusal for a text over TEXT_MAX characters, and for more than ENTRIES_MAX entries:
+    they would cost memory and space in logs without use."""
     for name in _TEXTS:
         if len(getattr(message, name)) > TEXT_MAX:
             raise Refusal(Reason.INVALID_FIELD, f"{name} is longer than {TEXT_MAX} characters")

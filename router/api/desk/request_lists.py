@@ -1,8 +1,8 @@
-"""Answers of RPCs that list requests, written in slices: ListQueue, those that wait in this router,
-and FindDecisions, those with an id that it remembers.
+"""Writes, in slices, the answers of RPCs that list requests: ListQueue lists requests that wait in
+this router, and FindDecisions those with a given id that this router remembers.
 
-Law: SLICE_ROWS requests are written without a turn for other calls, of those that waited when the
-call came. The sums are taken one step later.
+Law: SLICE_ROWS requests at most are written without a turn for other calls. ListQueue lists
+requests that waited when the call came; its sums are taken one step later.
 """
 
 from collections.abc import Generator, Hashable
@@ -18,13 +18,13 @@ from router.net.keys.identity import ANYBODY, EVERYTHING, Identity
 from router.request.refusal import Reason, Refusal
 
 LIMIT, LIMIT_MAX = 100, 4096
-"""Requests that are listed: where the caller names no number, and at most."""
+"""Number of requests in a list: if the caller names no number, and at most."""
 TENANTS_MAX = 64
-"""Tenants that are summed up by name."""
+"""Tenants in a ListQueueResponse, at most: those with the most waiting requests."""
 SLICE_ROWS = 64
-"""Requests that are listed without a turn for other calls: about 0.5 ms."""
+"""Requests that are written without a turn for other calls: about 0.5 ms."""
 _REQUESTS = 1
-"""Number of the field of a ListQueueResponse that repeats."""
+"""Number of the repeated field of a ListQueueResponse that has the listed requests."""
 _ANSWER = fleet_pb2.PastDecision.ANSWER_FIELD_NUMBER
 _DECISIONS = fleet_pb2.FindDecisionsResponse.DECISIONS_FIELD_NUMBER
 
@@ -35,8 +35,8 @@ def listed(
     now_s: float,
     identity: Identity = ANYBODY,
 ) -> Generator[None, None, bytes]:
-    """A ListQueueResponse with the models that an identity may use. A generator that yields between
-    steps.
+    """A ListQueueResponse, as bytes, with the waiting requests of those models that an identity may
+    use. A generator that yields between steps.
     """
     sees_all = identity.models == EVERYTHING
     model = admission.base_model(request.model) if request.model else ""
@@ -88,7 +88,8 @@ def _written(row: Row) -> fleet_pb2.QueuedRequest:
 def past_decisions(
     reservations: Reservations, wanted: str, now_s: float
 ) -> Generator[None, None, bytes]:
-    """A FindDecisionsResponse; raises Refusal for an invalid id. A generator that yields between
+    """A FindDecisionsResponse, as bytes, with the reservations that have the id `wanted` or whose
+    request or client has it; raises Refusal for an invalid id. A generator that yields between
     steps.
     """
     if not 0 < len(wanted) <= TEXT_MAX:
@@ -102,7 +103,7 @@ def past_decisions(
 
 
 def _past(reservation: Reservation, now_s: float) -> bytes:
-    """A PastDecision."""
+    """A reservation as a PastDecision message, in bytes."""
     rest = fleet_pb2.PastDecision(
         request_id=reservation.request_id,
         state=reservation.ended or "open",

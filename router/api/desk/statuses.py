@@ -1,4 +1,4 @@
-"""A refusal as a Status message of gRPC."""
+"""Writes a refusal as a google.rpc.Status, the message in which gRPC carries an error."""
 
 import grpc
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
@@ -15,7 +15,8 @@ STATUS = {reason: grpc.StatusCode[reason.grpc_status] for reason in Reason}
 
 
 def write_status(refusal: Refusal) -> Status:
-    """A refusal as a Status with details: ErrorInfo always, RetryInfo where a retry may succeed."""
+    """A refusal as a google.rpc.Status with details: ErrorInfo always, RetryInfo if a retry may
+    help."""
     code, _ = STATUS[refusal.reason].value
     status = Status(code=code, message=_shortened(refusal.message))
     info = ErrorInfo(reason=refusal.reason, domain=DOMAIN, metadata=refusal.metadata)

@@ -1,11 +1,12 @@
 """One RouteStream call: batches of items come in, results go out in slices.
 
 Laws:
-- a batch is answered at once by one message at least, an empty one if it holds nothing to answer:
-  a client that waits for it before it sends the next batch, sends as fast as we can take them;
+- a batch is answered at once by one message at least, by an empty message if no item has a result:
+  a client that waits for this message before it sends the next batch sends as fast as the router
+  takes batches;
 - an item is decided once, or refused because its time was over;
-- an item cancelled after its answer was sent leaves nothing reserved, and nor does an item whose
-  answer could not be sent;
+- an item cancelled after its answer was sent leaves nothing reserved, and neither does an item
+  whose answer could not be sent;
 - an item that waits for a worker has its result in a message of its own, later, unless it is
   cancelled;
 - an item whose caller wants its place in the queue gets it once in TOLD_EACH_S at most, in a
@@ -30,16 +31,16 @@ from router.request.wire.batches import ITEMS_MAX, Batch, Results
 from router.request.wire.received import TooMuch
 
 SLICE_S = 0.0003
-"""CPU time of deciding without a break; then what is decided is sent, so that the caller is at work
-while we are, and other calls have a turn. A message costs us less than a tenth of a millisecond,
-whatever it holds. By the wall's clock a busy machine would make them smaller, and itself busier."""
+"""Seconds of CPU time for which items are decided without a break. Then results are sent, so that
+the caller works while the router does, and other calls have a turn. A message costs the router less
+than 0.1 ms. Wall time would make messages smaller on a busy machine, and it busier."""
 CANCELLABLE_MAX = 4096
-"""Answers of a stream that can still be cancelled: a cancel passes its answer on the way, so it
-names one of the last."""
+"""Last answers of a stream that a client can still cancel. A cancel is sent before the answer has
+arrived, so that it is about one of the last answers."""
 TOLD_EACH_S = 1.0
-"""Seconds between two messages of where items stand."""
+"""Seconds between two messages about the places of waiting items in the queue."""
 TOLD_MAX = 256
-"""Items of such a message: 2 ms. The others have their turn with the next messages."""
+"""Items in one message about places in the queue, at most: 2 ms. Further items come in the next."""
 
 
 class RouteItems:
@@ -56,8 +57,8 @@ class RouteItems:
         cpu_clock: Callable[[], float] = thread_time,
     ) -> None:
         """route: answers a RouteRequest (None: the item has none) at once, later, or in steps;
-        raises Refusal. Its number is the seconds that the caller goes on waiting (0: its time is
-        over). cancel: ends a reservation that no caller wants. leave: ends the wait of a request.
+        raises Refusal. Its second argument: the seconds until the caller's timeout (0: it has
+        passed). cancel: ends a reservation that no caller wants. leave: ends the wait of a request.
         outlook: a request's place in the queue. unsent: ends the reservation of an answer that
         could not be sent.
         """
@@ -73,16 +74,17 @@ class RouteItems:
         self._waiting: dict[int, Later] = {}
         """Items that wait for a worker, by index."""
         self._told: dict[int, None] = {}
-        """Indexes of the waiting items that report where they stand; the next one in front."""
+        """Indexes of waiting items whose callers want their places in the queue; the next one
+        first."""
         self._late = Results()
         self._late_made: list[Reservation] = []
-        """Reservations of the results in `_late`,"""
+        """Reservations of the results in `_late`, the next message."""
         self._late_sending: list[Reservation] = []
-        """and of the message that was taken before, which may not be sent yet."""
+        """Reservations of the late message that was taken last, which may not be sent yet."""
         self.on_late: Callable[[], None] = lambda: None
-        """Called when there is a result to take that no batch's `decide` yields."""
+        """Called when `take_late` has a result: that of an item which waited."""
         self.on_told: Callable[[], None] = lambda: None
-        """Called when an item begins to wait whose caller wants to hear where it stands."""
+        """Called when an item begins to wait whose caller wants its place in the queue."""
 
     @property
     def waiting(self) -> int:
@@ -90,15 +92,15 @@ class RouteItems:
         return len(self._waiting)
 
     def take_late(self) -> bytes | None:
-        """A message with the results that came since the last one, which counts as sent now; None:
-        there are none.
+        """RouteResults, as bytes, of items that waited, since the last call, whose message counts
+        as sent; None: there are none.
         """
         self._late_sending, self._late_made = self._late_made, []
         return self._late.take() if len(self._late) else None
 
     def take_told(self) -> bytes | None:
-        """A message with the places of waiting items in the queue; None: no caller wants more of
-        them.
+        """RouteResults, as bytes, with the places of waiting items in the queue; None: no caller
+        wants further messages about places.
         """
         if not self._told:
             return None
@@ -108,7 +110,7 @@ class RouteItems:
             waiting = self._waiting.get(index)
             outlook = self._outlook(waiting) if waiting is not None else None
             if outlook is not None:
-                self._told[index] = None  # behind the others
+                self._told[index] = None  # behind the other items
                 message.results.add(index=index, waiting=outlook)
         return message.SerializeToString()
 
@@ -121,10 +123,10 @@ class RouteItems:
         self.end([*self._late_sending, *self._late_made])
 
     def decide(self, batch: Batch) -> "Deciding":
-        """An iterator that decides item by item, and gives a message whenever SLICE_S is spent and
-        at the end. None instead of a message: other tasks should run, and there is nothing to send.
-        A message counts as sent when the next one is taken; `close` ends what the last one
-        reserved.
+        """An iterator that decides item by item, and yields a message of results whenever SLICE_S
+        is spent, and at the end; None: other tasks should run, and there is no result. A message
+        counts as sent when the next is taken; the iterator's `close` ends the last one's
+        reservations.
         """
         return Deciding(self, batch, self._route, self._clock, self._cpu_clock)
 
@@ -135,7 +137,7 @@ class RouteItems:
                 self._unsent(reservation)
 
     def cancel(self, index: int) -> None:
-        """Ends an item whose caller no longer wants the answer."""
+        """Ends an item whose caller no longer wants the answer: its wait, or its reservation."""
         if (waiting := self._waiting.pop(index, None)) is not None:
             self._told.pop(index, None)
             self._leave(waiting)
@@ -164,8 +166,8 @@ class RouteItems:
         self._add(results, made, index, answered)
 
     def _wait(self, index: int, waiting: Later) -> None:
-        """An item's result comes later. A second one of the same index takes its place, as its
-        answer would."""
+        """Keeps an item whose result comes later. A second item with the same index replaces it,
+        which ends its wait."""
         if (earlier := self._waiting.pop(index, None)) is not None:
             self._told.pop(index, None)
             self._leave(earlier)
@@ -203,9 +205,9 @@ class RouteItems:
 
 
 class Deciding:
-    """A batch, decided message by message: see RouteItems.decide.
+    """Decides a batch of items, message by message: see RouteItems.decide.
 
-    An iterator and no generator: what it holds ends by `close`, and it is compiled.
+    An iterator and no generator, since `close` must end its reservations, and since it is compiled.
     """
 
     def __init__(
@@ -225,7 +227,7 @@ class Deciding:
         self._made: list[Reservation] = []
         """Reservations of the message that is made, or was taken and may not be sent yet."""
         self._steps: Steps | None = None
-        """Steps of the item that the batch is at, if it is a long one; else None."""
+        """Steps of the item that the batch is at, if the item takes several; else None."""
         self._began_s = clock()
         self._sent = False
         self._over = False
@@ -240,7 +242,7 @@ class Deciding:
         began_s, began_cpu_s = self._clock(), self._cpu_clock()
         while self._steps is not None or self._batch.next():
             self._step()
-            # A thread's CPU time is a call of the kernel; it is never more than the time that went.
+            # Reading CPU time takes a system call; CPU time is never more than wall time.
             if self._clock() - began_s >= SLICE_S and self._cpu_clock() - began_cpu_s >= SLICE_S:
                 return self._message() if len(self._results) else None
         self._over = True
@@ -249,7 +251,8 @@ class Deciding:
         raise StopIteration
 
     def close(self) -> None:
-        """Ends what was not sent; the rest of the batch is not decided."""
+        """Ends the reservations of the message that was not sent; the rest of the batch is not
+        decided."""
         self._over = True
         if self._steps is not None:
             self._steps.close()
@@ -262,7 +265,7 @@ class Deciding:
         return self._results.take()
 
     def _step(self) -> None:
-        """Decides an item, or a part of a long one."""
+        """Decides an item, or takes the next of its steps."""
         batch, index = self._batch, self._batch.index
         try:
             if self._steps is not None:
@@ -285,9 +288,7 @@ class Deciding:
             self._results.add_status(index, statuses.write_status(refusal).SerializeToString())
 
     def _went_on(self, steps: Steps) -> Answered | Later | None:
-        """Takes the next step of a long item; returns its answer, or None while further steps
-        are left.
-        """
+        """Takes the next step of an item; returns its answer, or None while steps are left."""
         try:
             next(steps)
         except StopIteration as done:
@@ -297,7 +298,8 @@ class Deciding:
         return None
 
     def _left_s(self) -> float:
-        """Seconds until the item's caller gives up; 0: it has; inf: the item has no timeout."""
+        """Seconds until the timeout of the item's caller; 0: it has passed; inf: the item has no
+        timeout."""
         timeout_ms = self._batch.timeout_ms
         if not timeout_ms:
             return inf

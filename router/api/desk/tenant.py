@@ -1,11 +1,11 @@
-"""The tenant of a request and the bound of its priority, which are set here alone.
+"""The tenant of a request and the bound of its priority; no other module sets them.
 
     the caller has a verified identity with a tenant  ->  that tenant, whatever the request says
     else                                              ->  the request's field `tenant`
 
-A service gives each call's Caller to the desk (`Desk.route`, `Desk.steps`, `Desk.item`); services
-that verify nobody give none. `request_codec.read_request` puts the tenant into the Request, where
-admission, quotas, shares and metrics find it.
+A service gives each call's Caller to the desk (`Desk.route`, `Desk.steps`, `Desk.item`); a service
+that verifies no callers gives UNVERIFIED. `request_codec.read_request` puts the tenant into the
+Request, where admission, quotas, shares and metrics read it.
 """
 
 from typing import NamedTuple
@@ -21,8 +21,8 @@ class Caller(NamedTuple):
     tenant: str = ""
     """Tenant of the caller's verified token or certificate; empty: none was verified."""
     usage: Usage | None = None
-    """Takes part in each request of a caller whose models or use have bounds; None: they have
-    none."""
+    """Counts and bounds the use of a caller with bounds on models or use; None: it has no bounds.
+    """
     owner: str = ""
     """Name of the caller's identity; empty: the service verified none."""
 
@@ -33,7 +33,7 @@ class Caller(NamedTuple):
         return priority if most is None else min(priority, most)
 
     def owns(self, reservation: Reservation) -> None:
-        """The caller's request made a reservation."""
+        """Records the caller's identity as the owner of a reservation that its request made."""
         if self.owner and not reservation.owner:
             reservation.owner = self.owner
 
@@ -42,7 +42,7 @@ UNVERIFIED = Caller()
 
 
 def caller_of(usage: Usage | None) -> Caller:
-    """usage: of the identity that a service verified; None: it verifies nobody."""
+    """The Caller with a verified identity's usage; None: the service verifies no callers."""
     if usage is None:
         return UNVERIFIED
     identity = usage.identity
@@ -50,24 +50,25 @@ def caller_of(usage: Usage | None) -> Caller:
 
 
 class Reporter(NamedTuple):
-    """Whose steps a Report call brings."""
+    """The caller of a Report call, and what its steps may change."""
 
     owner: str = ""
     """Name of the caller's identity; empty: the service verified none."""
     host: str = ""
     """The caller's address, if known."""
     for_all: bool = False
-    """Whether it may report on the requests of others."""
+    """Whether the caller may report on the requests of other identities, too."""
     priority_max: int | None = None
-    """The greatest that its steps may give; None: any."""
+    """Highest priority that the caller's steps may give to a request; None: any."""
 
     def may(self, owner: str) -> bool:
-        """Whether it may report on the requests of an identity."""
+        """Whether the caller may report on the requests of the identity with the name `owner`."""
         return self.for_all or owner == self.owner
 
 
 def reporter_of(usage: Usage | None, host: str) -> Reporter:
-    """usage: of the identity that a service verified; None: it verifies nobody."""
+    """The Reporter with a verified identity's usage; None: the service verifies no callers. host:
+    the caller's address."""
     if usage is None:
         return Reporter(host=host)
     identity = usage.identity

@@ -1,5 +1,5 @@
-"""Requests whose prompt is a text or a body: read, their tokens or estimate beside it, and what an
-answer says of these."""
+"""Requests whose prompt is a text or an HTTP body: reads them, adds the prompt's tokens or their
+estimated number, and writes for answers how these were made."""
 
 from kvroute.v1 import router_pb2
 from router.api.desk import request_codec
@@ -11,7 +11,7 @@ from router.request.tokens import BYTES_A_TOKEN, MadeBy, PromptTokens
 from router.request.wire.received import ReceivedRequest
 
 TEXT_BYTES_MAX = 32 << 20
-"""Bytes of a prompt without tokens, at most."""
+"""Bytes of a prompt that is a text or a body, at most."""
 
 KINDS = {
     router_pb2.RouteRequest.DESCRIPTOR.fields_by_name[option].number: kind
@@ -26,7 +26,8 @@ _MADE_BY = {
 
 
 def read_text(content: RouteMessage, caller: Caller = UNVERIFIED) -> ReceivedRequest:
-    """A RouteRequest whose prompt is a text or a body; raises Refusal."""
+    """Reads a RouteRequest whose prompt is a text or a body; raises Refusal, also for an empty or
+    too long prompt, and for a model that the caller may not use."""
     request = request_codec.receive(content, 0)
     if len(request.model) > TEXT_MAX:
         raise Refusal(Reason.INVALID_FIELD, f"model is longer than {TEXT_MAX} characters")
@@ -45,7 +46,7 @@ def read_text(content: RouteMessage, caller: Caller = UNVERIFIED) -> ReceivedReq
 
 
 def put_tokens(request: ReceivedRequest, made: PromptTokens) -> None:
-    """Has a request decided by the tokens of its text, or by their estimated number."""
+    """Puts the tokens of a request's text or body, or their estimated number, into the request."""
     earlier: PromptTokens | None = request.made
     request.size += len(made.token_bytes) - (0 if earlier is None else len(earlier.token_bytes))
     request.made, request.prompt_tokens = made, made.count
@@ -54,14 +55,14 @@ def put_tokens(request: ReceivedRequest, made: PromptTokens) -> None:
 
 
 def answered(made: PromptTokens, request: ReceivedRequest) -> bytes:
-    """What is added to a RouteResponse: a field at the end of a message is read like one in its
-    place."""
+    """The bytes that add the field `prompt` to a RouteResponse: protobuf reads fields in
+    any order."""
     written = write_prompt(made, returns_tokens=request.return_tokens)
     return router_pb2.RouteResponse(prompt=written).SerializeToString()
 
 
 def explained(made: PromptTokens, request: ReceivedRequest) -> bytes:
-    """What is added to an Explanation."""
+    """The bytes that add the field `prompt` to an Explanation."""
     written = write_prompt(made, returns_tokens=request.return_tokens)
     return router_pb2.Explanation(prompt=written).SerializeToString()
 

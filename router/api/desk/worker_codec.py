@@ -1,4 +1,4 @@
-"""The status of a worker, for ListWorkers and WatchWorkers."""
+"""Writes the status of a worker, for the RPCs ListWorkers and WatchWorkers."""
 
 from events.feed.fleet_view import Source
 from events.plane.facts import Heartbeat
@@ -11,11 +11,11 @@ _OF_HEARTBEAT = (
     "address", "engine", "engine_version", "model", "max_model_len", "block_size",
     "engine_block_size", "role", "kv_connector", "bootstrap_host", "bootstrap_port", "preemptions",
 )  # fmt: skip
-"""Fields of a status that a heartbeat has, too."""
+"""Fields of a WorkerStatus that are copied from the worker's heartbeat, under the same names."""
 
 
 def write_worker(source: Source, core: RouterCore, now_s: float) -> fleet_pb2.WorkerStatus:
-    """One worker for ListWorkers."""
+    """The WorkerStatus of one worker (a rank of an engine) at the Unix time now_s, in seconds."""
     stream = source.stream
     load = core.fleet.load_of(source.key)
     excluded = core.fleet.excluded(source)
@@ -91,7 +91,8 @@ def _write_observed(
 def _write_heartbeat(
     status: fleet_pb2.WorkerStatus, source: Source, heartbeat: Heartbeat, core: RouterCore
 ) -> None:
-    """Writes a worker's place, model and engine, and the capacity that follows from them."""
+    """Writes what a worker's heartbeat says (address, model, engine, labels) into its status, and
+    the capacity that the router derives from that."""
     for name in _OF_HEARTBEAT:
         setattr(status, name, getattr(heartbeat, name))
     status.model_aliases.extend(heartbeat.model_aliases)
@@ -112,7 +113,8 @@ def _write_heartbeat(
 
 
 def take_ages(status: fleet_pb2.WorkerStatus) -> fleet_pb2.WorkerStatus:
-    """Takes what changes with every look out of a status; both in a row are the status again."""
+    """Moves beat_age_s and sample_age_s, which change with time alone, from a status into the
+    returned status. The bytes of both, one after the other, are the whole status again."""
     ages = fleet_pb2.WorkerStatus()
     for name in ("beat_age_s", "sample_age_s"):
         if status.HasField(name):

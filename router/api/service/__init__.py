@@ -1,1 +1,1 @@
-"""The router's gRPC services. Decides nothing."""
+"""The router's gRPC services: they pass messages to the desk and back, and decide nothing."""

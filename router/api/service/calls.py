@@ -48,7 +48,7 @@ from router.request.wire.received import TooMuch, check_fields
 FIELDS_MAX = 8192
 """Fields of a message that has no bound of its own, at most."""
 REPORTS_SHARE = 8
-"""Divisor of the bytes in flight: the part that Report's messages have beside them."""
+"""Divisor of the bound of bytes in flight; the quotient bounds Report's messages, beside it."""
 
 UNREAD = "UNREAD"
 """The reason in metrics of a stream whose client doesn't read."""
@@ -56,7 +56,7 @@ UNREAD = "UNREAD"
 log = logging.getLogger("kvroute.grpc")
 
 Context: TypeAlias = Call
-"""The call of a handler."""
+"""The RPC that a handler answers."""
 
 
 class Unread(Refusal):
@@ -110,7 +110,7 @@ class Guard:
         self._faults: dict[str, Seldom] = {}
         """Method -> log lines about its faults."""
         self.methods: set[str] = set()
-        """All that are served, as /package.Service/Method."""
+        """All methods that are served, as /package.Service/Method."""
         self._entrances: dict[str, Entrance] = {}
         """Entrances by method, of methods that need a key."""
         self._bytes_max: dict[str, int] = {}
@@ -234,7 +234,7 @@ class Guard:
             return grpc.unary_stream_rpc_method_handler(
                 self._answers(method, handler, handler.unary_stream, read)
             )
-        if handler.request_deserializer is None:  # it reads and measures messages by itself
+        if handler.request_deserializer is None:  # the handler reads and measures messages
             read_all: Callable[[Any], Any] = _same
         else:
             read_all = partial(_each, read)
@@ -266,7 +266,8 @@ class Guard:
     def _answers(
         self, method: str, handler: Handler, behaviour: Any, read: Callable[[Any], Any]
     ) -> Callable[..., Awaitable[None]]:
-        """A method whose answer is a stream. read: makes the handler's request of what came."""
+        """Wraps a handler whose answer is a stream. read: makes the handler's argument of what
+        came."""
         write, entrance = _writer(handler), self._entrance_of(method)
 
         async def answers(came: Any, context: Context) -> None:
@@ -282,7 +283,7 @@ class Guard:
         return answers
 
     def _entrance_of(self, method: str) -> Entrance | None:
-        """None: the method needs no key."""
+        """The check of callers for a method; None: the method needs no key."""
         entrance = self._entrance
         if entrance is None or not entrance.guards(method):
             return None
@@ -300,7 +301,7 @@ def gone(error: BaseException) -> bool:
 
 
 def _entered(entrance: Entrance | None, context: Context) -> AbstractContextManager[object]:
-    """A stream, counted while it is open; raises Refusal."""
+    """Counts a stream of its caller while it is open; raises Refusal when too many are open."""
     return nullcontext() if entrance is None else entrance.enter(context).stream()
 
 
@@ -337,7 +338,8 @@ def _same(content: Any) -> Any:
 
 
 async def _each(read: Callable[[bytes], Any], requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-    """Yields the messages of a client as their handler takes them."""
+    """Reads the messages of a client's stream into the form that their handler takes, and yields
+    them."""
     async for content in requests:
         yield read(content)
 
@@ -345,7 +347,9 @@ async def _each(read: Callable[[bytes], Any], requests: AsyncIterator[bytes]) ->
 async def _written(
     done: Any, context: Context, write: Callable[[Any], bytes], read_s: float
 ) -> None:
-    """Writes the messages that a handler yields; a handler that writes its messages yields none."""
+    """Writes the messages that a handler yields, or awaits a handler that writes its
+    own messages.
+    """
     if isinstance(done, AsyncGenerator):
         async with aclosing(done):
             async for message in done:
@@ -378,13 +382,13 @@ def handlers_of(
 
 
 class _Collected:
-    """Takes the place of a server."""
+    """Takes the place of a gRPC server, to collect the handlers that generated code registers."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, Handler] = {}
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
-        """The same ones."""
+        """Ignores these handlers: add_registered_method_handlers gets the same."""
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Handler]) -> None:
         self.handlers |= handlers

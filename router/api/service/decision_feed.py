@@ -1,9 +1,9 @@
 """The messages of the RPC WatchDecisions: decisions as they are made.
 
 Laws:
-- without watchers no decision pays anything; with some, LOOKED_A_SECOND decisions a second are
-  looked at, at most, whatever the watchers want;
-- a watcher has WAITING_MAX decisions waiting at most; what is over is left out and counted.
+- without watchers, a decision costs nothing here; with watchers, at most LOOKED_A_SECOND decisions
+  a second are looked at, whatever the watchers want;
+- a watcher has WAITING_MAX decisions waiting at most; further decisions are left out and counted.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from router.observe.audit.sampling import Sampled
 from router.request.refusal import Reason, Refusal, Refused
 
 LOOKED_A_SECOND = 50
-"""Decisions, for all watchers together: a watched one costs about 0.3 ms more."""
+"""Decisions looked at in a second, for all watchers together: each costs about 0.3 ms more."""
 WAITING_MAX = 256
-"""Decisions that wait for one watcher."""
+"""Decisions that wait for one watcher, at most."""
 EVERY_S = 0.2
 """Seconds between two messages to a watcher."""
 VIEWER = "WatchDecisions"
@@ -59,8 +59,9 @@ class DecisionFeed:
     async def watch(
         self, request: fleet_pb2.WatchDecisionsRequest, age_s: float | None
     ) -> AsyncGenerator[bytes, None]:
-        """Yields WatchDecisionsResponses, the first at once, until the stream's age. Raises Refusal
-        when too many calls are open, and for an invalid share.
+        """Yields WatchDecisionsResponses as bytes, the first at once, for age_s seconds (None:
+        without end) or until the server stops. Raises Refusal when too many calls are open, and for
+        an invalid share.
         """
         if not 0 <= request.share <= 1:
             raise Refusal(
@@ -95,7 +96,7 @@ class DecisionFeed:
     # Looks at decisions
 
     def _next_second(self) -> None:
-        """Looks at the next LOOKED_A_SECOND decisions."""
+        """Has the next LOOKED_A_SECOND decisions looked at, and does so again after a second."""
         self._looked = 0
         self._watchers.look(Sampled(self._on_pick, 1.0, self._on_refusal), VIEWER)
         self._second = asyncio.get_running_loop().call_later(1.0, self._next_second)
@@ -199,7 +200,8 @@ class _Watcher:
             self._left_out += 1
 
     def take(self) -> bytes:
-        """A WatchDecisionsResponse of what waits; empty: nothing does."""
+        """A WatchDecisionsResponse, as bytes, with the decisions that wait; empty: there is nothing
+        to send."""
         if not (self._waiting or self._left_out or self.limited):
             return b""
         message = fleet_pb2.WatchDecisionsResponse(

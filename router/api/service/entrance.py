@@ -42,8 +42,8 @@ class Entrance:
         return needs
 
     def enter(self, call: Call, size: int = 0) -> Usage:
-        """Usage of the caller of an admitted call, for as long as its task runs; raises Refusal.
-        size: bytes of the call's message.
+        """Sets the current caller for an admitted call's task, and returns the caller's usage;
+        raises Refusal over a limit of the caller. size: bytes of the call's message.
         """
         usage: Usage = call.entered
         CURRENT.set(usage)
@@ -52,12 +52,13 @@ class Entrance:
         return usage
 
     def enter_by_head(self, call: Call, method: str) -> None:
-        """Sets the caller of a call from its headers; raises Refusal and UnknownKeyError."""
+        """Sets the caller of a call from its headers; raises Refusal, and UnknownKeyError if a key
+        of its token's issuer must be fetched first."""
         call.entered = self._known(call)
         _check(call.entered, method)
 
     async def enter_after(self, call: Call, method: str, error: UnknownKeyError) -> None:
-        """Sets the caller after keys of its token's issuer were fetched; raises Refusal."""
+        """Sets a call's caller once the keys of its token's issuer are fetched; raises Refusal."""
         call.entered = await self._door.enter_after(
             error, _token(call) or "", lambda: names_of(call.certificate)
         )
@@ -93,7 +94,8 @@ def short(method: str) -> str:
 
 
 def _token(call: Call) -> str | None:
-    """The bearer token of a call."""
+    """The bearer token of a call; None: the call has no authorization; empty: it has two, or
+    another scheme."""
     values = [
         value
         for name, value in call.invocation_metadata()

@@ -43,10 +43,10 @@ class FleetService:
         watches_max: int = WATCHES_MAX,
         watchers: Watchers,
     ) -> None:
-        """admission: the requests that wait. send_control: sends a fleet command to every replica.
-        register: starts a relay; runs_relay: whether this router runs one for a worker. keep: waits
-        until the commands in force are on the disk; None: they are not saved. watchers: of
-        decisions.
+        """admission: the queue of requests that wait. send_control: sends a fleet command to every
+        replica. register: starts a relay; runs_relay: whether this router runs one for a worker.
+        keep: waits until the commands in force are on the disk; None: they are not saved. watchers:
+        where WatchDecisions calls are entered for decisions.
         """
         self._core = core
         self._admission = admission
@@ -107,8 +107,8 @@ class FleetService:
         if not 0 <= request.tombstone_s <= TOMBSTONE_MAX_S:
             raise Refusal(
                 Reason.INVALID_FIELD,
-                f"tombstone_s is {request.tombstone_s}; it must be from 0 ({TOMBSTONE_S:.0f} s) to"
-                f" {TOMBSTONE_MAX_S:.0f} s",
+                f"tombstone_s is {request.tombstone_s}; it must be from 0 (the default,"
+                f" {TOMBSTONE_S:.0f} s) to {TOMBSTONE_MAX_S:.0f} s",
                 metadata={"field": "tombstone_s"},
             )
         ranks = await self._command(context, "remove", request.worker_id, request.tombstone_s)
@@ -138,7 +138,8 @@ class FleetService:
     async def _command(
         self, context: Context, action: str, worker_id: str, tombstone_s: float = 0.0
     ) -> int:
-        """Does it here at once, and tells every replica; returns the ranks it reached here."""
+        """Applies a command to a worker here at once, and sends it to every replica; returns the
+        number of ranks reached here. Raises Refusal, also when NATS is away."""
         _check_worker(worker_id)
         known = (
             worker_id in self._core.fleet.drained
@@ -152,7 +153,7 @@ class FleetService:
         ranks = self._commands.apply(control)
         sent = await self._send_control(control)
         if self._keep is not None:
-            await self._keep()  # a disk that refuses is counted; the command has its effect
+            await self._keep()  # a failed write is counted; the command has its effect
         if self._commands.overtaken(control):
             raise Refusal(
                 Reason.OVERTAKEN,
@@ -162,13 +163,13 @@ class FleetService:
         if not sent:
             raise Refusal(
                 Reason.NO_BROKER,
-                f"{action} took effect here, but NATS is away: other replicas don't know",
+                f"{action} took effect here, but NATS is away: other replicas did not get it",
             )
         return ranks
 
 
 def _check_worker(worker_id: str) -> None:
-    """Raises Refusal for a worker that the caller's key is not for."""
+    """Raises Refusal for a worker that the caller's key may not command."""
     usage = CURRENT.get()
     if usage is not None:
         usage.identity.check_worker(worker_id)
@@ -184,12 +185,12 @@ def _check_sight() -> None:
 
 
 def _identity() -> Identity:
-    """The caller's."""
+    """The identity of the current call's caller."""
     usage = CURRENT.get()
     return ANYBODY if usage is None else usage.identity
 
 
 def _author(context: Context) -> str:
-    """The identity that gives a command."""
+    """Name of the identity that gives a command, or the caller's address, for the audit log."""
     usage = CURRENT.get()
     return f"anybody at {context.host}" if usage is None else usage.identity.name

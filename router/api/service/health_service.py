@@ -1,8 +1,8 @@
-"""grpc.health.v1.Health: serving or not, and nothing else.
+"""The service grpc.health.v1.Health: whether each service is serving, and nothing else.
 
-The servicer of grpcio-health-checking holds a lock of the service's name while it writes to a
-watcher, so that a watcher that does not read keeps the state from being set, and a drain from
-beginning; and each watcher that leaves looks through all the others.
+It replaces the servicer of grpcio-health-checking, which holds a lock of the service's name while
+it writes to a watcher: a watcher that does not read keeps the state from being set, and a drain
+from beginning. There, each watcher that leaves also looks through all the others.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class HealthService:
     def __init__(self) -> None:
         self._states: dict[str, State] = {}
         self._watchers: set[asyncio.Event] = set()
-        """Each is set when a state has changed."""
+        """An event for each open Watch call, set when a state has changed."""
         self._ended = False
 
     def set(self, service: str, state: State) -> None:
@@ -33,8 +33,8 @@ class HealthService:
         self._wake()
 
     def end_watches(self) -> None:
-        """Each open Watch sends its last state and ends; one that does not read what it was sent
-        before ends after GrpcBounds.read_timeout_s."""
+        """Ends all open Watch calls, each after it has sent its last state; a call whose client
+        does not read ends after GrpcBounds.read_timeout_s."""
         self._ended = True
         self._wake()
 
@@ -45,7 +45,7 @@ class HealthService:
         return Response(status=state)
 
     async def List(self, request: object, context: Context) -> None:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "serving or not, and nothing else")
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no List: call Check or Watch")
 
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, context: Context

@@ -20,11 +20,11 @@ from router.request.wire.received import text_form
 ROUTE_KIB = 8192
 KIB_MAX = 65_536
 ASIDE_KIB = 1024
-"""What a request may hold beside its prompt."""
+"""KiB of a request's fields beside its prompt, at most."""
 TOKEN_BYTES_MAX = 5
-"""A token id as a varint."""
+"""Bytes of a token id as a protobuf varint, at most."""
 SMALL_BYTES = 64 * 1024
-"""A message up to this size is not counted as in flight: its answer takes a few steps at most."""
+"""Bytes up to which a message is not counted as in flight: its answer takes few steps."""
 RETRY_S = 0.1
 _UNCOUNTED = nullcontext()
 
@@ -37,8 +37,9 @@ class Limit:
     key: str = ""
     """The configuration key by which the limit grows; empty: it is fixed."""
     text_bytes_max: int = 0
-    """Bytes of a message with a text or a body for a prompt, at most; less than bytes_max: as for
-    others."""
+    """Bytes of a message whose prompt is a text or a body, at most; bytes_max holds if it
+    is more.
+    """
 
     def check_message(self, content: RouteMessage) -> None:
         """Checks a Route message's size as `check` does; a prompt without tokens has a limit of its
@@ -85,7 +86,7 @@ class Limits:
         self._other = Limit(bounds.other_kib_max << 10)
 
     def of(self, method: str) -> Limit:
-        """method: /package.Service/Method."""
+        """The size limit of a method, given as /package.Service/Method."""
         return self._by_method.get(method, self._other)
 
     @property
@@ -116,7 +117,7 @@ class InFlight:
             raise Refusal(
                 Reason.TOO_MANY_BYTES,
                 f"messages of {self.bytes} bytes are being handled, and {size} more would exceed"
-                f" {self.bytes_max}",
+                f" the limit of {self.bytes_max}",
                 RETRY_S,
                 metadata={"limit_bytes": str(self.bytes_max)},
             )

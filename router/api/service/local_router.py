@@ -53,11 +53,12 @@ from router.request.wire.received import TOKEN_BYTES, ReceivedRequest, request_o
 TIMEOUT_S = 5.0
 """Time limit of a request that has none of its own, seconds, as in KvRouteClient."""
 PENDING_MAX = 65_536
-"""Last reports under way. A report is applied in its task's first turn, so there are few."""
+"""Last reports of requests that are under way, at most. A report is applied in its task's first
+turn, so there are few."""
 _FORMS = {
     field.name: field.number for field in RouteRequest.DESCRIPTOR.oneofs_by_name["prompt"].fields
 } | {"token_ids": TOKEN_BYTES}
-"""Options that are prompts, and the field of each."""
+"""Options that are prompts -> number of the RouteRequest field that carries each."""
 
 
 def _converter(field: FieldDescriptor) -> Callable[[Any], object]:
@@ -71,11 +72,13 @@ def _converter(field: FieldDescriptor) -> Callable[[Any], object]:
 _CONVERTED = {
     field.name: _converter(field) for field in RouteRequest.DESCRIPTOR.fields if field.is_repeated
 }
-"""Options that a ReceivedRequest has in another form."""
+"""Options that a ReceivedRequest has in another form -> the function that converts each."""
 
 
 class LocalRequest(NamedTuple):
-    """A request from the router's own process."""
+    """A request from the router's own process: its content, and its HTTP body if that is the
+    prompt.
+    """
 
     content: ReceivedRequest
     body: HttpBody | None
@@ -83,7 +86,8 @@ class LocalRequest(NamedTuple):
 
 def local_request(**options: Unpack[RouteOptions]) -> LocalRequest:
     """Makes the request for these options, at most one of which is a prompt. Raises TypeError,
-    OverflowError and ValueError for values that don't fit their fields, and as settle_body does.
+    OverflowError and ValueError for values that don't fit their fields, and InvalidRequest for a
+    body that can't be read.
     """
     body = settle_body(options)
     fields: dict[str, Any] = {
@@ -119,7 +123,7 @@ class LocalRouter(RequestCalls[LocalRequest]):
         rng: random.Random,
         retry: RetryPolicy | None = None,
     ) -> None:
-        """guard: bounds of messages. list_workers: WorkerFeed.list."""
+        """guard: measures requests. list_workers: see WorkerFeed.list."""
         super().__init__(
             local_request,
             self._route,
@@ -143,7 +147,7 @@ class LocalRouter(RequestCalls[LocalRequest]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Waits for last reports."""
+        """Waits until the last reports of all requests are applied."""
         await self._reports.flush()
 
     async def list_workers(
@@ -162,7 +166,8 @@ class LocalRouter(RequestCalls[LocalRequest]):
         is_final: Callable[[KvRouteError], bool] | None = None,
         on_queued: OnQueued | None = None,
     ) -> Pick:
-        """See PickFrom. on_queued is not called, as for a request that is no item of a stream."""
+        """Picks a worker within timeout_s seconds (None: TIMEOUT_S) for all attempts; raises
+        KvRouteError. is_final: errors that get no further attempt. on_queued is not called."""
         left_s = TIMEOUT_S if timeout_s is None else timeout_s
         deadline_s = self._clock() + left_s
         content, attempt = request.content, 0
@@ -187,7 +192,7 @@ class LocalRouter(RequestCalls[LocalRequest]):
             del error  # a cycle: its traceback refers to this frame
 
     async def _attempt(self, content: ReceivedRequest, left_s: float) -> bytes:
-        """A RouteResponse; raises Refusal."""
+        """The RouteResponse, as bytes, of one attempt within left_s seconds; raises Refusal."""
         with self._guard.message(ROUTE, content):
             try:
                 async with asyncio.timeout(left_s):
@@ -201,5 +206,6 @@ class LocalRouter(RequestCalls[LocalRequest]):
     async def _report(
         self, progress: Progress, *, timeout_s: float, attempts: int | None
     ) -> ProgressOutcome:
-        """See kvroute.client.requests.reports.Send: applied at once, so that it never fails."""
+        """Applies a reported step in this process at once, so that it never fails; timeout_s and
+        attempts are not used."""
         return self._of_requests.step(progress, Reporter())

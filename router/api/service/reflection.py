@@ -25,7 +25,7 @@ class Described:
         return getattr(self._pool, name)
 
     def FindFileContainingSymbol(self, symbol: str) -> Any:
-        """See DescriptorPool; raises KeyError."""
+        """The descriptor of the file that declares a symbol, also of a method; raises KeyError."""
         try:
             return self._pool.FindFileContainingSymbol(symbol)
         except KeyError:

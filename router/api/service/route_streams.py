@@ -1,8 +1,8 @@
-"""RouteStream calls: results of items that waited for a worker, and the ends of streams, at their
-age or when the server drains.
+"""RouteStream calls: sends the results of items that waited for a worker, and ends streams, at
+their age or when the server drains.
 
-A stream's handler waits for the next batch most of the time, so another task writes these. gRPC
-takes one message of a call at a time: each write has the call for itself.
+A stream's handler waits for the next batch most of the time, so another task writes late results.
+gRPC takes one message of a call at a time: each write has the call for itself.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from router.api.service.calls import Context, sent
 
 
 class LateResults:
-    """Sends late results of one RouteStream call. A context manager: at its end waiting items are
-    dropped.
+    """Sends the results of items that waited, on one RouteStream call. A context manager: at its
+    end items that still wait are dropped.
     """
 
     def __init__(
@@ -63,7 +63,8 @@ class LateResults:
             raise failures[0]
 
     async def write(self, results: bytes) -> None:
-        """Sends a message; raises Unread."""
+        """Sends a message of results, as bytes; raises Unread if the client does not read it in
+        time."""
         async with self._one_write:
             await sent(self._context, results, self._read_s)
 
@@ -74,7 +75,7 @@ class LateResults:
             await self._came.wait()
         if self._writer is not None:
             await self._writer
-        async with self._one_write:  # what is being sent is sent
+        async with self._one_write:  # waits for a message that is being sent
             pass
 
     def _on_late(self) -> None:
@@ -113,8 +114,8 @@ class StreamLives:
 
     @contextmanager
     def of(self, call: Context, age_s: float | None) -> Iterator[None]:
-        """Wraps an RPC: at its age, or when the server drains, received batches are answered, and
-        no further one is read. age_s None: no age ends it.
+        """Wraps an RPC: age_s seconds after its begin, or when the server drains, no further batch
+        is read, and batches that were read are answered. age_s None: no age ends the RPC.
         """
         timer = None
         if age_s is not None:

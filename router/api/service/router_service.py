@@ -84,8 +84,9 @@ class RouterService:
 
 
 def traceparent_field(context: Context) -> bytes:
-    """RouteRequest field with the traceparent from an RPC's metadata, if that is sampled; it is the
-    parent of the RPC itself, while the message's own field names the caller's work.
+    """The bytes that add the traceparent of an RPC's metadata to a RouteRequest, if it is sampled;
+    else none. It replaces that of the message: it is the parent of the RPC itself, while the
+    message's own names the caller's work.
     """
     for name, value in context.invocation_metadata() or ():
         if name == HEADER and isinstance(value, str):
@@ -103,8 +104,8 @@ def jittered(age_s: float | None) -> float | None:
 
 
 async def _answer(items: RouteItems, batch: bytes, late: LateResults) -> None:
-    """Answers the items of a batch by as many messages as they need, with a turn after each: it is
-    on its way, and others are served, before the next items are decided."""
+    """Answers the items of a batch by as many messages as they need. After each message other tasks
+    have a turn: it is sent, and other calls go on, before the next items are decided."""
     with closing(items.decide(read_batch(batch))) as messages:
         for results in messages:
             if results is not None:

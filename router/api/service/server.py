@@ -34,7 +34,7 @@ from router.net.listener.connections import Connections
 from router.net.listener.http_bounds import HttpBounds
 
 PING_EVERY_S = 10.0
-"""Least seconds between two pings of a client, where no answer of a call is between them."""
+"""Least seconds between two HTTP/2 pings of a client that no answer of a call lies between."""
 SERVICES = (
     router_pb2.DESCRIPTOR.services_by_name["Router"].full_name,
     fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name,
@@ -147,7 +147,7 @@ def http2_server(
     http: HttpBounds | None = None,
     bounds: GrpcBounds = GRPC_BOUNDS,
 ) -> Http2Server:
-    """Makes the configured server, without methods. bytes_max: of the largest message of any
+    """Makes the configured server, without methods. bytes_max: bytes of the largest message of any
     method. gate: checks calls; None: all are let in. http: bounds on connections; None: the
     defaults.
     """

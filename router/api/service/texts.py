@@ -1,5 +1,5 @@
-"""Prompts without tokens, before the desk: their tokens are made, then the desk takes them like any
-other request.
+"""Prompts without tokens, before the desk: their tokens are made, then the desk takes the requests
+like any other.
 
     request with a text -> tokens or an estimate, put into it -> desk -> answer + prompt
 
@@ -10,9 +10,9 @@ Laws:
   queue, or the reservation;
 - the tokens of at most OPEN_MAX prompts are made at once; the length of a further prompt is
   estimated;
-- whatever ends the making of tokens settles its caller, and leaves nothing reserved;
+- if the making of tokens fails, the caller gets a refusal, and nothing stays reserved;
 - tokens that one engine alone gave refuse no request: if they are too many, the length is
-  estimated, and the engine that gets the request judges.
+  estimated, and the engine that gets the request decides whether it fits.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ from router.request.tokens import REFUSED, MadeBy, PromptAsk, Prompts, PromptTok
 from router.request.wire.received import ReceivedRequest, text_form
 
 OPEN_MAX = 4096
-"""Prompts whose tokens are being made."""
+"""Prompts whose tokens are made at once, at most."""
 RETRY_S = 0.1
-"""RetryInfo for a caller that requires tokens while there are none for the moment, seconds."""
+"""Seconds in RetryInfo for a caller that requires tokens while none can be made."""
 _MOMENTARY = frozenset((Reason.RENDERER_UNAVAILABLE, Reason.RENDER_QUEUE_FULL))
 
 
@@ -74,7 +74,7 @@ class Texts:
         return len(self._open)
 
     def items(self, caller: Caller = UNVERIFIED) -> RouteItems:
-        """The items of one stream of requests."""
+        """Makes the items of one RouteStream call."""
         desk, item = self._desk, partial(self.item, caller=caller)
         return RouteItems(item, desk.cancel, self.leave, desk.outlook, desk.unsent)
 
@@ -108,7 +108,7 @@ class Texts:
         return waiting
 
     def leave(self, later: Later) -> None:
-        """Ends what is under way for a caller that left before its answer."""
+        """Ends the making of tokens, the wait or the reservation of a caller that left."""
         if isinstance(later, TextWaiting) and later.outcome is None:
             later.forget_caller()
             if later.task is not None:
@@ -117,7 +117,7 @@ class Texts:
             self._desk.leave(later)
 
     async def explain(self, request: bytes, caller: Caller = UNVERIFIED) -> bytes:
-        """Answers an ExplainRequest with bytes of an Explanation; raises Refusal."""
+        """Answers a RouteRequest of Explain by an Explanation, both as bytes; raises Refusal."""
         if not text_form(request):
             return b"".join(await turned(self._desk.explain(request, caller)))
         text = text_codec.read_text(request, caller)
@@ -149,7 +149,7 @@ class Texts:
         left_s: float,
         caller: Caller,
     ) -> None:
-        """Makes the prompt's tokens and routes it; ends by `finish`."""
+        """Makes the prompt's tokens and routes the request; gives the outcome to `waiting`."""
         try:
             waiting.finish(await self._routed(waiting, request, left_s, caller))
         except Refusal as refusal:  # counted
@@ -164,7 +164,8 @@ class Texts:
         left_s: float,
         caller: Caller,
     ) -> Answered:
-        """Raises Refusal, counted."""
+        """Makes the prompt's tokens and has the desk answer the request within left_s seconds;
+        raises Refusal, which is counted."""
         began_s = asyncio.get_running_loop().time()
         span = self._desk.render_span(request)
         try:
@@ -186,7 +187,7 @@ class Texts:
         return self._answer(request, made, answered)
 
     def _answer(self, request: ReceivedRequest, made: PromptTokens, answered: Answered) -> Answered:
-        """The desk's answer with the prompt; what it reserved is free again if that fails."""
+        """The desk's answer with the field `prompt`; if that fails, its reservation ends."""
         answer, reservation, repeated = answered
         try:
             if not repeated:
@@ -224,7 +225,7 @@ class Texts:
     async def _made(
         self, request: ReceivedRequest, left_s: float, source: Source | None
     ) -> PromptTokens:
-        """Raises Refusal, PromptError."""
+        """Makes the tokens by one source or engine; raises Refusal and PromptError."""
         ask = PromptAsk(
             self._core.fleet.base_model(request.model),
             text_codec.KINDS[request.form],
@@ -241,11 +242,12 @@ class Texts:
     def _bounded(
         self, made: PromptTokens, request: ReceivedRequest, ask: PromptAsk
     ) -> PromptTokens:
-        """Raises Refusal for too many tokens; an estimate is lowered instead. Raises PromptError
-        where too many are one engine's, and no estimate may be made."""
+        """Checks the number of tokens: raises Refusal for too many; lowers an estimate instead, and
+        estimates where a single engine made too many. Raises PromptError if no estimate may be
+        made."""
         most = self._core.routing.prompt_tokens_max
         if made.only_for and made.count > min(most, self._longest_prompt(request)):
-            why = f"{made.count} tokens by worker {made.only_for}, more than any worker takes"
+            why = f"worker {made.only_for} made {made.count} tokens, more than any worker takes"
             made = self.prompts.estimate(
                 ask, PromptError(Reason.RENDERER_UNAVAILABLE, why, made.shape)
             )
@@ -269,7 +271,7 @@ class Texts:
 
 
 def _settle(done: "asyncio.Future[None]") -> None:
-    """A wait is over; its caller may be gone."""
+    """Wakes a caller that waits for an outcome, unless the caller is gone."""
     if not done.done():
         done.set_result(None)
 

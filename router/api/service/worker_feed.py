@@ -1,9 +1,11 @@
 """The messages of the RPC WatchWorkers, written once for all its callers.
 
 Laws:
-- while there are watchers, every status is written once in WATCH_S, and never without watchers;
-- SLICE_STATUSES of them are written without a turn for other calls;
-- a watcher that has not taken a message yet misses rounds, and gets what changed since its last.
+- while there are watchers, every worker's status is written once in WATCH_S seconds, and never
+  without watchers;
+- SLICE_STATUSES statuses at most are written without a turn for other calls;
+- a watcher that has not taken a message yet misses rounds, and then gets what changed since its
+  last message.
 """
 
 import asyncio
@@ -26,7 +28,7 @@ WATCHES_MAX = 1000
 SLICE_STATUSES = 32
 RETRY_S = 5.0
 _CHANGED, _REMOVED = 1, 2
-"""Numbers of the fields of a WatchWorkersResponse."""
+"""Field numbers in a WatchWorkersResponse of changed and of removed workers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +36,7 @@ class Written:
     """A worker's status as written; a new object as soon as anything but its ages changes."""
 
     settled: bytes
-    """The status without the ages, which change with every look."""
+    """The status, as bytes, without beat_age_s and sample_age_s, which change with time alone."""
     heartbeat: Heartbeat | None
 
 
@@ -45,9 +47,9 @@ class Scope(NamedTuple):
     """Selects the workers that a list shows."""
 
     model: str = ""
-    """Those that serve it; empty: whatever they serve."""
+    """Model that the shown workers serve; empty: workers of all models are shown."""
     sight: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-    """See Identity.sight."""
+    """Patterns of worker ids and of models that the caller may see; None: all (Identity.sight)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,11 +62,11 @@ class Round:
     statuses: dict[WorkerKey, Written] = field(default_factory=dict)
     ages: dict[WorkerKey, bytes] = field(default_factory=dict)
     messages: dict[tuple[int, Scope], bytes] = field(default_factory=dict)
-    """Number of the round before, and what is shown -> what changed between."""
+    """Number of an earlier round (-1: none), scope -> the changes since then, as bytes."""
 
     def since(self, before: "Round | None", scope: Scope, shows: Shows) -> bytes:
-        """A WatchWorkersResponse with the changes since the round `before`; None: with
-        everything.
+        """A WatchWorkersResponse, as bytes, with the changes since the round `before`; before None:
+        with all workers.
         """
         known = (before.number if before is not None else -1, scope)
         message = self.messages.get(known)
@@ -103,7 +105,7 @@ class WorkerFeed:
         self._stopping = stopping
         self._watches_max = watches_max
         self.watches = 0
-        """Open now."""
+        """Number of open WatchWorkers calls."""
         self.statuses_written = 0
         self._numbers = 0
         self._round: Round | None = None
@@ -114,8 +116,8 @@ class WorkerFeed:
     async def list(
         self, model: str, identity: Identity = ANYBODY, *, only_away: bool = False
     ) -> bytes:
-        """A ListWorkersResponse with the workers that an identity may see. only_away: those that
-        stopped answering, unless so many stopped at once that NATS may have failed.
+        """A ListWorkersResponse, as bytes, with the workers that an identity may see. only_away:
+        workers that stopped answering, unless so many stopped at once that NATS may have failed.
         """
         pieces = []
         async for source, settled, ages in self._statuses(model, only_away=only_away):
@@ -127,8 +129,8 @@ class WorkerFeed:
     async def watch(
         self, model: str, age_s: float | None, identity: Identity = ANYBODY
     ) -> AsyncGenerator[bytes, None]:
-        """Yields WatchWorkersResponses, first with everything, then with changes, until the
-        stream's age, of the workers that an identity may see.
+        """Yields WatchWorkersResponses as bytes, first with all workers that an identity may see,
+        then with changes, for age_s seconds (None: without end) or until the server stops.
 
         Raises Refusal when too many calls are open.
         """
@@ -160,7 +162,7 @@ class WorkerFeed:
             self.watches -= 1
 
     async def _after(self, seen: Round | None) -> Round | None:
-        """A round later than one; None when the server stops."""
+        """Waits for a round later than `seen`; returns None when the server stops."""
         loop = asyncio.get_running_loop()
         last = self._round
         if last is not None and last is not seen and loop.time() - last.at_s < WATCH_S:
@@ -185,7 +187,7 @@ class WorkerFeed:
                 failed = RuntimeError("the workers' statuses could not be written")
                 failed.__cause__ = error
                 coming.set_exception(failed)
-                coming.exception()  # there may be no watcher left to hear of it
+                coming.exception()  # there may be no watcher left that awaits it
                 return
             self._round, self._coming = now, None
             coming.set_result(now)
@@ -210,7 +212,8 @@ class WorkerFeed:
     async def _statuses(
         self, model: str, *, only_away: bool = False
     ) -> AsyncIterator[tuple[Source, bytes, bytes]]:
-        """Workers with their statuses, and the ages of these, written; by id and rank."""
+        """Yields workers by id and rank, each with its status without ages, and with the ages
+        alone, as bytes."""
         sources = self._core.fleet.view.sources
         for n, key in enumerate(sorted(sources)):
             if n % SLICE_STATUSES == SLICE_STATUSES - 1:

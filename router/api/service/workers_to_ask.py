@@ -15,7 +15,7 @@ from router.request.tokens import EngineAt, Prompts, described
 
 MODELS_MAX = 1024
 TRIES_MAX = 64
-"""Workers that are looked at for one that is not odd."""
+"""Workers that are examined at most, for one whose tokens did not differ and that was usable."""
 
 
 class WorkersToAsk:
@@ -27,8 +27,9 @@ class WorkersToAsk:
         self._turns: Counter[str] = Counter()
 
     def estimate_max(self, model: str) -> float:
-        """The longest estimate of a prompt, in tokens: half of what any worker of the model takes,
-        since an estimate is no reason to refuse a request (the bytes of an image are many)."""
+        """The longest estimate of a prompt's length, in tokens: half of what the model's shortest
+        worker takes (inf: no such model), since an estimate is no reason to refuse a request (the
+        bytes of an image are many)."""
         pool = self._pool(model)
         return inf if pool is None else pool.shortest_len // 2
 
@@ -84,8 +85,8 @@ def _engine(source: Source) -> EngineAt | None:
 
 
 def tokens_trouble(prompts: Prompts) -> Trouble:
-    """Returns a function: why a worker's tokens differ from the router's; empty where they
-    don't.
+    """Makes the function that says, as a warning, why a worker's tokens differ from the router's or
+    from those of other workers; its text is empty where they don't differ.
     """
 
     def trouble(source: Source, model: str) -> str:
@@ -97,9 +98,9 @@ def tokens_trouble(prompts: Prompts) -> Trouble:
             return (
                 f"its engine makes other tokens than those of the other workers and the router for"
                 f" {len(odd)} shapes of prompts, such as {odd[0].shape}:"
-                f" {described(odd[0].difference)}. Its cached tokens can't be predicted: are its"
-                " chat template, its default chat_template_kwargs and its tokenizer those of the"
-                " others?"
+                f" {described(odd[0].difference)}. Its cached tokens can't be predicted: make its"
+                " chat template, its default chat_template_kwargs and its tokenizer equal to those"
+                " of the others"
             )
         barred = [entry for entry in prompts.proof.barred(model) if entry.target == mine]
         if not barred:
@@ -108,16 +109,16 @@ def tokens_trouble(prompts: Prompts) -> Trouble:
         return (
             f"its engine makes other tokens than the router for {len(barred)} shapes of prompts,"
             f" such as {shape}: {described(difference)}. Its tokens are taken for these shapes,"
-            " which costs a call to an engine for each prompt: are prompts.folder, chat_template"
-            " and chat_template_kwargs those of the engine?"
+            " which costs a call to an engine for each prompt: make prompts.folder, chat_template"
+            " and chat_template_kwargs equal to the engine's"
         )
 
     return trouble
 
 
 def proof_trouble(prompts: Prompts) -> Trouble:
-    """Returns a function: why the router's tokens can't be compared with a worker's; empty where
-    they can.
+    """Makes the function that says, as a warning, why the router's tokens can't be compared with a
+    worker's; its text is empty where they can be.
     """
 
     def trouble(source: Source, model: str) -> str:

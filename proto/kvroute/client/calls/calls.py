@@ -167,9 +167,9 @@ class KvRouteClient(RequestCalls[RouteBytes], FleetCalls, QueueCalls, PromptCall
     async def explain(
         self, *, timeout_s: float | None = None, **options: Unpack[RouteOptions]
     ) -> Explanation:
-        """Every worker's score for a request; reserves nothing.
+        """Every worker's cost for a request; reserves nothing.
 
-        Without an eligible worker it answers too: error_from_status(explanation.refusal).
+        Without an eligible worker the answer has a refusal: error_from_status(explanation.refusal).
         """
         message = route_request(**options)
         return await self._transport.unary(lambda line: line.router.Explain, message, timeout_s)
@@ -177,7 +177,8 @@ class KvRouteClient(RequestCalls[RouteBytes], FleetCalls, QueueCalls, PromptCall
     async def report(
         self, *progress: Progress, timeout_s: float | None = None
     ) -> list[ProgressOutcome]:
-        """Moves reservations on; one outcome for each step, in order. Counts are cumulative.
+        """Reports steps of requests to routers; returns one outcome for each step, in order. Token
+        counts in steps are cumulative.
 
         Each step goes to the router that made its reservation. A step with a request_id goes to one
         of the routers, and each knows only the requests that wait in it: see change_priority() and
@@ -210,5 +211,5 @@ class KvRouteClient(RequestCalls[RouteBytes], FleetCalls, QueueCalls, PromptCall
             await transport.options.sleep(min(poll_s, max(0.0, deadline_s - transport.clock())))
             poll_s = min(POLL_S_MAX, poll_s * 2)
             left_s = deadline_s - transport.clock()
-        seen_last = f"not ready after {timeout_s:g} s; the last answer: {seen}"
+        seen_last = f"the router is not ready after {timeout_s:g} s; the last answer: {seen}"
         raise DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, seen_last)

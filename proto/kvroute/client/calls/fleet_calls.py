@@ -1,4 +1,4 @@
-"""The Fleet calls of a client: workers listed, watched, registered and so on; the queue listed.
+"""The Fleet calls of a client: list, watch, register, drain and remove workers; list the queue.
 
 Lists are retried; commands are sent once, since their answer counts the ranks that they reached.
 """
@@ -61,8 +61,8 @@ class FleetCalls:
     async def list_workers(
         self, model: str | None = None, *, away: bool = False, timeout_s: float | None = None
     ) -> list[WorkerStatus]:
-        """Every worker the router knows, by id and rank; absent model: workers of all models. away:
-        only workers whose relay is silent or whose engine does not answer its relay."""
+        """Every worker that the router knows, by id and rank; absent model: workers of all models.
+        away: only workers whose relay is silent or whose engine does not answer its relay."""
         message = ListWorkersRequest(model=model or "", away=away)
         response = await self._transport.unary(
             lambda line: line.fleet.ListWorkers, message, timeout_s
@@ -97,10 +97,11 @@ class FleetCalls:
         slower_than_s: float = 0.0,
         share: float = 0.0,
     ) -> AsyncIterator[WatchDecisionsResponse]:
-        """Decisions as a router makes them, until the iteration ends; see WatchDecisionsRequest.
+        """Decisions as a router makes them, until the iteration ends; the arguments are the fields
+        of WatchDecisionsRequest.
 
-        Survives the end of a connection, and misses the decisions of meanwhile. Raises KvRouteError
-        as watch_workers does.
+        Survives the end of a connection, but misses the decisions made meanwhile. Raises
+        KvRouteError as watch_workers does.
         """
         message = WatchDecisionsRequest(
             model=model,
@@ -119,9 +120,9 @@ class FleetCalls:
     async def find_decisions(
         self, wanted: str, *, timeout_s: float | None = None
     ) -> list[PastDecision]:
-        """Picks of the requests of an id, the newest first, of all routers: see
-        FindDecisionsRequest. Empty: no router that answered remembers one. Raises the error of a
-        router that did not answer, unless another one knows the id."""
+        """Picks of all routers that are remembered for an id (of a request, reservation or client),
+        the newest first: see FindDecisionsRequest. Empty: no router that answered remembers a pick.
+        Raises the error of a router that did not answer, unless another router remembers a pick."""
         attempt = self._transport.attempt(
             lambda line: line.fleet.FindDecisions, FindDecisionsRequest(id=wanted)
         )
@@ -144,8 +145,8 @@ class FleetCalls:
         message: object,
         on_first: Callable[[Any], None],
     ) -> AsyncIterator[Any]:
-        """Messages of a stream that is opened again after each end. on_first: gets the first
-        message of each stream."""
+        """Yields the messages of a stream that is opened again after each end; raises KvRouteError
+        when the retry policy gives up. on_first: gets the first message of each stream."""
         transport = self._transport
         attempt = 0
         error: KvRouteError
@@ -210,7 +211,7 @@ class FleetCalls:
         loads_loras: bool = False,
         timeout_s: float | None = None,
     ) -> int:
-        """Makes this router run a relay for an engine; returns the ranks that it follows.
+        """Makes the router run a relay for an engine; returns the number of ranks that it follows.
 
         engine: its kind, such as vllm. address: where clients send their requests. Every other
         argument is a field of RegisterWorkerRequest, with its default there. Raises InvalidRequest
@@ -247,28 +248,29 @@ class FleetCalls:
         return await self._ranks(lambda line: line.fleet.RegisterWorker, message, timeout_s)
 
     async def drain_worker(self, worker_id: str, *, timeout_s: float | None = None) -> int:
-        """Stops new picks of a worker; what runs there goes on. Returns the ranks reached."""
+        """Stops new picks of a worker; its running requests go on. Returns the number of ranks
+        reached."""
         message = DrainWorkerRequest(worker_id=worker_id)
         return await self._ranks(lambda line: line.fleet.DrainWorker, message, timeout_s)
 
     async def undrain_worker(self, worker_id: str, *, timeout_s: float | None = None) -> int:
-        """Takes a drained worker back in. Returns the ranks reached."""
+        """Allows new picks of a drained worker again. Returns the number of ranks reached."""
         message = DrainWorkerRequest(worker_id=worker_id, undrain=True)
         return await self._ranks(lambda line: line.fleet.DrainWorker, message, timeout_s)
 
     async def remove_worker(
         self, worker_id: str, *, tombstone_s: float | None = None, timeout_s: float | None = None
     ) -> int:
-        """Forgets a worker and ignores it for tombstone_s (absent: 60 s).
+        """Forgets a worker and ignores its heartbeats for tombstone_s seconds (absent: 60 s).
 
-        Returns the ranks reached.
+        Returns the number of ranks reached.
         """
         message = RemoveWorkerRequest(worker_id=worker_id, tombstone_s=tombstone_s or 0.0)
         return await self._ranks(lambda line: line.fleet.RemoveWorker, message, timeout_s)
 
     async def resync_worker(self, worker_id: str, *, timeout_s: float | None = None) -> int:
-        """Forgets the blocks of a worker and requests them from its relay again. Returns the ranks
-        reached."""
+        """Forgets the blocks of a worker and requests them from its relay again. Returns the number
+        of ranks reached."""
         message = ResyncWorkerRequest(worker_id=worker_id)
         return await self._ranks(lambda line: line.fleet.ResyncWorker, message, timeout_s)
 
@@ -277,14 +279,16 @@ class FleetCalls:
     ) -> ListQueueResponse:
         """The requests that wait in one router for a worker with room, and how many there are.
 
-        model: by any of its names; absent: of all. limit: of the list, 4,096 at most; 0: 100. Each
-        router has a queue of its own: a client of several gets the queue of any of them.
+        model: by any of its names; absent: all models. limit: length of the list, 4,096 at most; 0:
+        100. Each router has a queue of its own: a client of several routers gets the queue of any
+        of them.
         """
         message = ListQueueRequest(model=model or "", limit=limit)
         return await self._transport.unary(lambda line: line.fleet.ListQueue, message, timeout_s)
 
     async def index_stats(self, *, timeout_s: float | None = None) -> GetIndexStatsResponse:
-        """The size of the overlap index."""
+        """The size of the router's index: its blocks, placements, bytes, workers and
+        applied facts."""
         message = GetIndexStatsRequest()
         return await self._transport.unary(
             lambda line: line.fleet.GetIndexStats, message, timeout_s
@@ -293,7 +297,7 @@ class FleetCalls:
     async def _ranks(
         self, method: Method[_Command, _Reached], message: _Command, timeout_s: float | None
     ) -> int:
-        """Sends a command once; returns the ranks that it reached."""
+        """Sends a command once; returns the number of ranks that it reached."""
         return (await self._transport.command(method, message, timeout_s)).ranks
 
 

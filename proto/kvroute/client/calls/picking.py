@@ -16,8 +16,8 @@ from kvroute.client.messages.pick import Pick
 from kvroute.v1 import ListWorkersRequest, RouteResponse
 
 MOVED_S_MIN = 0.1
-"""Shortest wait of a request for routers that ended, seconds, that is sent to the next one: a
-shorter one earns no place in the queue there."""
+"""Least time, in seconds, that a request waited at routers which ended, for it to be sent to the
+next router: a shorter wait earns no place in the queue there."""
 
 log = logging.getLogger("kvroute.client")
 
@@ -29,7 +29,7 @@ class Picker:
         self._transport = transport
         self._takeover = takeover
         self.listing: asyncio.Task[None] | None = None
-        """The ListWorkers call that is open; None: none is."""
+        """The open ListWorkers call; None: no call is open."""
 
     async def close(self) -> None:
         """Ends an open ListWorkers call."""
@@ -44,7 +44,8 @@ class Picker:
         is_final: Callable[[KvRouteError], bool] | None = None,
         on_queued: OnQueued | None = None,
     ) -> Pick:
-        """is_final: errors that get no further attempt. on_queued: see KvRouteClient.route."""
+        """Picks a worker, by a router or the fallback; raises KvRouteError. is_final: errors that
+        get no further attempt. on_queued: see KvRouteClient.route."""
         picked: list[Pick] = []
         waited_s, clock = 0.0, self._transport.clock
 
@@ -89,7 +90,7 @@ class Picker:
     async def _route(
         self, line: Line, request: RouteBytes, left_s: float, on_queued: OnQueued | None
     ) -> RouteResponse:
-        """One attempt over one line."""
+        """One attempt to route a request over one line; raises KvRouteError or AioRpcError."""
         if line.watch.silent and self._takeover.replaces_silent():
             await asyncio.sleep(0)  # a caller in a loop leaves the health checks their turn
             raise line.silence()
@@ -98,7 +99,7 @@ class Picker:
         return response
 
     async def _list(self, fallback: Fallback) -> None:
-        """Gives the fallback the present workers."""
+        """Lists the workers, and gives the list to the fallback."""
         transport = self._transport
         try:
             message = ListWorkersRequest()

@@ -38,9 +38,9 @@ class PromptCalls:
     ) -> RenderResponse:
         """The tokens of a prompt; routes nothing.
 
-        The prompt and the model are those of RouteOptions. source: the router's own rendering or an
-        engine of the model, and nothing else; absent: as for a route that requires tokens. Raises
-        NoTokens where there are none.
+        The prompt and the model are those of RouteOptions. source: only the router's own rendering
+        (local) or an engine of the model; absent: as for a route that requires tokens. Raises
+        NoTokens where the tokens can't be made.
         """
         options: RouteOptions = {
             "model": model,
@@ -58,8 +58,8 @@ class PromptCalls:
     async def list_tokenizers(
         self, model: str | None = None, *, timeout_s: float | None = None
     ) -> list[Tokenizer]:
-        """The tokenizer of each model in one router, with the shapes of prompts that were compared
-        with engines; absent model: all models. Each router has its own."""
+        """The tokenizer of each model in one router, with the shapes of prompts whose tokens were
+        compared with engines; absent model: all models. Each router has its own."""
         message = ListTokenizersRequest(model=model or "")
         response = await self._transport.unary(
             lambda line: line.prompts.ListTokenizers, message, timeout_s

@@ -22,7 +22,8 @@ _BEST_FIRST = (
     ProgressResult.PROGRESS_RESULT_UNCHANGED,
     ProgressResult.PROGRESS_RESULT_INVALID,
 )
-"""Outcomes that count though another router does not know the request, or does not answer."""
+"""Outcomes in order of preference among routers' answers; each counts though another router does
+not know the request, or does not answer."""
 
 
 class QueueCalls:
@@ -44,9 +45,9 @@ class QueueCalls:
         return await self._everywhere(Progress(request_id=request_id, priority=priority), timeout_s)
 
     async def cancel(self, request_id: str, *, timeout_s: float | None = None) -> ProgressOutcome:
-        """Ends the wait of a request, whose caller gets the error CANCELLED; if it has its worker,
-        its reservation ends as cancelled. To every router, with outcomes and errors as for
-        change_priority(): APPLIED, or UNKNOWN."""
+        """Ends the wait of a request, whose caller gets the error CANCELLED; if the request has its
+        worker, its reservation ends as cancelled. Every router gets the step; outcomes (APPLIED or
+        UNKNOWN) and errors are as for change_priority()."""
         step = Progress(
             request_id=request_id,
             state=ProgressState.PROGRESS_STATE_FAILED,

@@ -19,7 +19,7 @@ from kvroute.v1 import Progress, ProgressOutcome
 
 
 class Reporter:
-    """The reports of one client."""
+    """Sends the reports of one client to the routers of their reservations."""
 
     def __init__(self, transport: Transport, takeover: Takeover) -> None:
         self._transport = transport
@@ -28,7 +28,8 @@ class Reporter:
     async def report(
         self, progress: Sequence[Progress], timeout_s: float | None
     ) -> list[ProgressOutcome]:
-        """One outcome for each step, in order; routers are called at the same time."""
+        """Sends steps; returns one outcome for each, in order. Routers are called at the
+        same time."""
         deadline_s = self._transport.deadline_s(timeout_s)
         lines = self._transport.open()
         by_owner: dict[Line | str | None, list[int]] = {}
@@ -56,7 +57,7 @@ class Reporter:
     async def send_step(
         self, progress: Progress, *, timeout_s: float, attempts: int | None
     ) -> ProgressOutcome:
-        """One step; attempts: 1, or None for the client's retry policy."""
+        """Sends one step. attempts: 1, or None for the client's retry policy."""
         policy = self._transport.once if attempts == 1 else self._transport.retry
         outcomes = await self._send([progress], timeout_s, policy)
         return outcomes[0] if outcomes else ProgressOutcome()
@@ -64,12 +65,12 @@ class Reporter:
     async def _send_pieces(
         self, progress: Sequence[Progress], deadline_s: float
     ) -> list[ProgressOutcome]:
-        """Steps for one router, in calls that it takes, one after the other."""
+        """Sends steps for one router, in calls of a size that it takes, one after the other."""
         outcomes: list[ProgressOutcome] = []
         for piece in report_pieces(progress):
             left_s = deadline_s - self._transport.clock()
             if left_s <= 0:
-                message = f"the time was over after {len(outcomes)} of {len(progress)} steps"
+                message = f"the deadline passed after {len(outcomes)} of {len(progress)} steps"
                 raise DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, message)
             outcomes += await self._send(piece, left_s, self._transport.retry)
         return outcomes
@@ -77,7 +78,8 @@ class Reporter:
     async def _send(
         self, progress: Sequence[Progress], timeout_s: float, policy: RetryPolicy
     ) -> list[ProgressOutcome]:
-        """Steps of reservations that one router made, or that are the fallback's picks."""
+        """Sends steps of reservations that one router made; steps of the fallback's picks go
+        to it."""
         reservation_id = progress[0].reservation_id if progress else ""
         if reservation_id.startswith(RESERVATION):
             return [self._takeover.reported(step) for step in progress]

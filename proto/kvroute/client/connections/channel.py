@@ -11,7 +11,8 @@ import grpc
 import grpc.aio
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
-"""The router's own limit: a prompt of a million tokens is 4 MB, its receipt is small."""
+"""Bytes of a message that is sent or received, at most, as in the router: a prompt of a million
+tokens is 4 MB, its receipt is small."""
 
 OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
@@ -50,7 +51,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One router."""
+    """The address of one router."""
 
     target: str
     """The router's address, as gRPC takes it."""
@@ -67,7 +68,7 @@ def targets_of(targets: str | Sequence[str]) -> list[Target]:
     """
     listed = [targets] if isinstance(targets, str) else list(targets)
     if not listed or not all(listed):
-        raise ValueError("a target is missing or empty")
+        raise ValueError("targets is empty or has an empty text: give HOST:PORT")
     return [target for text in listed for target in _read(text)]
 
 
@@ -84,15 +85,16 @@ def _read(text: str) -> list[Target]:
 
 
 def _checked(address: str) -> str:
-    """An address of ipv4: or ipv6:, which may be an IPv6 address without brackets and port."""
+    """Checks and returns one address of an ipv4: or ipv6: target, which may be an IPv6 address
+    without brackets and port; raises ValueError."""
     if not _is_ip(address):
         _host_and_port(address)
     return address
 
 
 def _host_and_port(text: str) -> tuple[str, str]:
-    """The host, with its brackets, and the port; raises ValueError where gRPC would take another
-    host or port than the one that is written."""
+    """The host, with its brackets, and the port of a target; raises ValueError where gRPC would
+    take another host or port than those written."""
     read = _HOST_AND_PORT.fullmatch(text)
     if read is None or (text.startswith("[") and not _is_ip(read[1])):
         raise ValueError(

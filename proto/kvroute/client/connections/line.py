@@ -42,7 +42,8 @@ HEALTH = "/grpc.health.v1.Health/Check"
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 Credentials: TypeAlias = grpc.ChannelCredentials | Callable[[], grpc.ChannelCredentials] | None
-"""None: plain text. A function returns the present ones: another object once they changed."""
+"""TLS credentials, or a function that returns the present ones: another object once they changed;
+None: plain text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,9 @@ class Line:
         counts: Counter[str],
         on_silent: Callable[["Line"], None],
     ) -> None:
-        """counts: those of RouteStream, ReportBatches and Watch. on_silent: see Watch."""
+        """counts: counters that RouteStream, ReportBatches and Watch add to. on_silent: called with
+        this line when its router goes silent, and after each further health check without an
+        answer."""
         self.address = address
         self.channel = channel = open_channel(address, credentials, options.channel_options)
         self.router: RouterAsyncStub = RouterStub(channel)
@@ -97,9 +100,10 @@ class Line:
             address.target, options.silent_s, self._probe, partial(on_silent, self), counts
         )
         self.calls = 0
-        """Open calls."""
+        """Number of open calls on the line."""
         self.rests_until_s = 0.0
-        """Passed over until then, if there is another line."""
+        """Time of the client's clock until which the line is passed over, if there is
+        another line."""
         self._metadata = options.metadata
         # Requests go as bytes: their prompts are not copied into messages.
         self._route: grpc.aio.UnaryUnaryMultiCallable[bytes, RouteResponse]
@@ -107,7 +111,7 @@ class Line:
         self._picks: set[grpc.aio.UnaryUnaryCall[bytes, RouteResponse]] = set()
         """Open Route calls; routes over the stream are not among them."""
         self.stream: RouteStream | None = None
-        """None, and so are report_batches: without batching."""
+        """The stream of Route calls; None without batching, and so are report_batches."""
         self.report_batches: ReportBatches | None = None
         if options.batching:
             call: grpc.aio.StreamStreamMultiCallable[bytes, RouteResults]
@@ -119,13 +123,14 @@ class Line:
             self.report_batches = ReportBatches(self._report, counts)
 
     def connected(self, *, connect: bool) -> bool:
-        """Whether there is a connection; connect: has one made if not."""
+        """Whether there is a connection; connect: begins to connect if there is none."""
         return self.channel.get_state(connect) is grpc.ChannelConnectivity.READY
 
     async def settled(self) -> bool:
-        """Waits until it is connected or has failed to connect; returns whether it is connected.
+        """Waits until the line is connected or has failed to connect; returns whether it is
+        connected.
 
-        A line that is closed meanwhile is not.
+        False for a line that is closed meanwhile.
         """
         trying = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
         try:
@@ -138,7 +143,7 @@ class Line:
     async def route(
         self, request: RouteBytes, left_s: float, on_queued: OnQueued | None
     ) -> RouteResponse:
-        """One answer, over the stream or by a call; raises KvRouteError or AioRpcError."""
+        """Routes a request over the stream or by a call; raises KvRouteError or AioRpcError."""
         stream = self.stream
         if stream is not None and stream.takes(request.size):
             return await stream.route(request, left_s, on_queued)
@@ -158,14 +163,14 @@ class Line:
     async def report(
         self, progress: Sequence[Progress], left_s: float
     ) -> Sequence[ProgressOutcome]:
-        """One outcome for each step, with other reports or by a call; raises KvRouteError or
-        AioRpcError."""
+        """One outcome for each step, by a call with other reports or its own; raises KvRouteError
+        or AioRpcError."""
         if self.report_batches is not None:
             return await self.report_batches.report(progress, left_s)
         return (await self._report(ReportRequest(progress=progress), left_s)).outcomes
 
     def silence(self) -> RouterUnreachable:
-        """The error of a call to a silent router."""
+        """The error of a call to this line's router, which is silent."""
         return unreachable(f"the router at {self.address.target} accepts calls and sends nothing")
 
     def give_up_picks(self) -> int:
@@ -173,8 +178,8 @@ class Line:
 
         The router's reservations for them must end, also those that it makes when it wakes. Items
         of a stream are followed by cancels (the router remembers its last 4,096 answers for them);
-        calls are reset, so that their answers can't be sent. The lease ends what remains: answers
-        that had left the router, and cancels that a connection's end lost.
+        calls are reset, so that their answers can't be sent. The lease ends the other reservations:
+        those whose answer had left the router, or whose cancel was lost with a connection.
         """
         calls = [call for call in self._picks if call.cancel()]
         return len(calls) + (0 if self.stream is None else self.stream.give_up(self.silence()))

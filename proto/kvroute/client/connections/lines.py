@@ -32,9 +32,9 @@ OWNERS_MAX = 256
 OWNER_NAME_MAX = 256
 """Characters of a name that is remembered; names of routers are much shorter."""
 LEAVING_MAX = 32
-"""Lines with credentials of before; past it the oldest is closed with its open calls."""
+"""Lines with replaced credentials, at most; past it the oldest is closed with its open calls."""
 LEAVE_S = 60.0
-"""Longest that open calls go on over credentials of before."""
+"""Seconds for which open calls go on over a line with replaced credentials, at most."""
 LEAVE_LOOK_S = 0.1
 RESOLVE_S = 30.0
 """Seconds between lookups of names."""
@@ -69,7 +69,8 @@ class Lines:
         self._lines: list[Line] = []
         self._retired: list[Line] = []
         self._leaving: dict[asyncio.Task[None], Line] = {}
-        """Lines with credentials of before, while calls are open on them."""
+        """Lines with replaced credentials, while calls are open on them, by the task that closes
+        each."""
         self._owners: OrderedDict[str, Line] = OrderedDict()
         """Router's name -> line, the least recently used first."""
         self._turn = 0
@@ -107,15 +108,15 @@ class Lines:
         return self._least_busy(self._connected() or self._lines)
 
     def all(self) -> list[Line]:
-        """Lines in use, and those that are kept for what is open on them."""
+        """Lines in use, and lines that are kept for their reservations or open calls."""
         return [*self._lines, *self._retired, *self._leaving.values()]
 
     def owner(self, reservation_id: str) -> Line | None:
-        """The line to the router that made a reservation."""
+        """The line to the router that made a reservation; None: it is not known."""
         return self._owners.get(_name(reservation_id))
 
     def reserved(self, line: Line, reservation_id: str) -> None:
-        """The router at the end of a line made this reservation."""
+        """Records that the router of a line made a reservation: calls about it go to that line."""
         replica = _name(reservation_id)
         if len(replica) > OWNER_NAME_MAX:
             return
@@ -126,7 +127,8 @@ class Lines:
             self._owners.popitem(last=False)
 
     def failed(self, line: Line) -> bool:
-        """A router could not be reached: passes it over for REST_S, and looks names up again.
+        """Records that a router could not be reached: passes it over for REST_S seconds, and looks
+        names up again.
 
         Returns whether another router is connected.
         """
@@ -219,7 +221,7 @@ class Lines:
     def _looked_up(self, lookup: asyncio.Task[None]) -> None:
         self._lookup = None
         if not lookup.cancelled() and (error := lookup.exception()) is not None and self._lines:
-            log.warning("routers stay as they are: %s", error)
+            log.warning("a lookup of routers failed, so known addresses stay in use: %s", error)
 
     async def _look_up_all(self) -> None:
         self._looked_up_s = self._clock()
@@ -250,7 +252,7 @@ class Lines:
         chosen = [*kept, *(new if len(new) <= room else self._options.rng.sample(new, room))]
         self._lines = [lines.get(address) or self._open(address) for address in chosen]
         retired = [line for line in lines.values() if line not in self._lines]
-        # A line without connection and without open calls has no reservation of ours.
+        # A line without connection and without open calls has no reservation of this client.
         in_touch = [line for line in retired if line.calls or line.connected(connect=False)]
         self._retired = in_touch[-RETIRED_MAX:]
         for line in retired:

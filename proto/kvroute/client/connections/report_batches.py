@@ -33,11 +33,11 @@ from kvroute.client.errors import (
 from kvroute.v1 import Progress, ProgressOutcome, ReportRequest, ReportResponse
 
 STEPS_A_CALL_MAX = 1024
-"""Steps in a call: about 10 ms of a router's time."""
+"""Steps in a call, at most: about 10 ms of a router's time."""
 BYTES_A_CALL_MAX = 512 * 1024
-"""Bytes in a call: half of the smallest default message limit of a router."""
+"""Bytes in a call, at most: half of the smallest default message limit of a router."""
 STEPS_MAX = 65_536
-"""Steps that wait for a call."""
+"""Steps that wait for a call, at most."""
 HOLD_S = 0.25
 """Longest that a single unanswered call holds the next call back, seconds; more than the round trip
 to any place on Earth."""
@@ -77,7 +77,7 @@ class ReportBatches:
         send: Callable[[ReportRequest, float], Awaitable[ReportResponse]],
         counts: Counter[str],
     ) -> None:
-        """send: a request and its deadline in seconds. counts: `report_calls`, `reports`,
+        """send: sends a request, within a number of seconds. counts: `report_calls`, `reports`,
         `report_overflows`."""
         self._send = send
         self._counts = counts
@@ -92,8 +92,8 @@ class ReportBatches:
         return f"<ReportBatches {self._steps} steps waiting, {len(self._calls)} calls>"
 
     async def report(self, progress: Sequence[Progress], timeout_s: float) -> list[ProgressOutcome]:
-        """One outcome for each step, within timeout_s; raises KvRouteError. The report of a
-        cancelled caller is still sent: it stays true."""
+        """One outcome for each step, within timeout_s seconds; raises KvRouteError. The report of a
+        cancelled caller is still sent, since it stays true."""
         if self._closed:
             raise ClientClosed
         if self._steps and self._steps + len(progress) > STEPS_MAX:
@@ -172,7 +172,7 @@ class ReportBatches:
                     if not report.outcomes.done():
                         report.outcomes.set_result(own)
                 return
-            message = f"{len(outcomes)} outcomes for {len(steps)} steps"
+            message = f"the router gave {len(outcomes)} outcomes for {len(steps)} steps"
             error = KvRouteError(grpc.StatusCode.INTERNAL, None, message)
         _fail(reports, error)
 
@@ -190,7 +190,7 @@ def _fail(reports: Sequence[_Report] | deque[_Report], error: KvRouteError) -> N
 
 def _expire(report: _Report, timeout_s: float) -> None:
     if not report.outcomes.done():
-        message = f"no outcome in {timeout_s:g} s"
+        message = f"the report had no outcome in {timeout_s:g} s"
         report.outcomes.set_exception(
             DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, message)
         )

@@ -16,7 +16,7 @@ class RetryPolicy:
     attempts: int = 6
     """Most attempts of a call, the first one counted; 1: no retry."""
     backoff_s: float = 0.1
-    """Upper end of the random wait after the first failure; doubles with each failure."""
+    """Upper end of the random wait after the first failure, seconds; doubles with each failure."""
     backoff_s_max: float = 2.0
     """Bound of the doubling, seconds."""
 
@@ -24,14 +24,18 @@ class RetryPolicy:
         if self.attempts < 1:
             raise ValueError(f"attempts is {self.attempts}; 1 is the least")
         if not 0 <= self.backoff_s <= self.backoff_s_max:
-            raise ValueError("0 <= backoff_s <= backoff_s_max does not hold")
+            raise ValueError(
+                f"backoff_s is {self.backoff_s} and backoff_s_max is {self.backoff_s_max};"
+                " 0 <= backoff_s <= backoff_s_max is wanted"
+            )
 
     def delay_s(
         self, error: KvRouteError, attempt: int, left_s: float, rng: random.Random
     ) -> float | None:
         """Seconds to wait after attempt number `attempt` (from 1) failed; None: give up.
 
-        delay = RetryInfo's delay (or 0) + uniform(0, min(max, backoff * 2^(attempt - 1)))
+        delay = RetryInfo's delay (or 0)
+                + uniform(0, min(backoff_s_max, backoff_s * 2^(attempt - 1)))
 
         UNAVAILABLE is tried again; RESOURCE_EXHAUSTED only with RetryInfo, since gRPC has the same
         status for a message over its limit; nothing else. A delay that would end past the deadline

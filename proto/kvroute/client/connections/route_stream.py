@@ -52,8 +52,8 @@ HOLD_S = 0.02
 """Longest that a batch holds the next batch back, seconds. The router answers every batch at once,
 so only a distant router takes that long; its batches needn't grow with the distance."""
 OPEN_TIMEOUT_S = 10.0
-"""Longest wait for the initial metadata of a stream. A proxy that buffers a whole call before it
-forwards it never sends them."""
+"""Longest wait for the initial metadata of a stream, seconds. A proxy that buffers a whole call
+before it forwards the call never sends them."""
 CLOSE_TIMEOUT_S = 1.0
 """Longest wait for the router to end a stream that has nothing more to answer, seconds."""
 PAUSE_S = 1.0
@@ -63,7 +63,7 @@ PAUSE_S_MAX = 60.0
 log = logging.getLogger("kvroute.client")
 
 StreamCall: TypeAlias = grpc.aio.StreamStreamCall[bytes, RouteResults]
-"""Batches go as bytes: their requests' prompts are not copied into messages."""
+"""A RouteStream call. Batches go as bytes: their requests' prompts are not copied into messages."""
 
 
 class _State(Enum):
@@ -76,7 +76,7 @@ class _State(Enum):
 
 
 class RouteStream:
-    """The stream to one router."""
+    """The RouteStream to one router, which is opened again after its end while items wait."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class RouteStream:
         self._next_try_s = 0.0
         self._warned = False
         self._unanswered = 0
-        """Streams in a row that ended without a message; idle streams may."""
+        """Number of streams in a row that ended without a message, which idle streams may do."""
         self._closed = False
         self._broken: Exception | None = None
         """The exception that ended the writing of a stream, unless it was the stream's end."""
@@ -110,7 +110,7 @@ class RouteStream:
         self._hold: asyncio.TimerHandle | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_s = math.inf
-        """The alarm's time, no later than the first item's deadline."""
+        """Time of `_alarm` on the loop's clock, no later than the first item's deadline."""
         self._newest: frozenset[int] = frozenset()
         """Indexes of the batch that holds back the next batch."""
 
@@ -139,7 +139,8 @@ class RouteStream:
     async def route(
         self, request: RouteBytes, timeout_s: float, on_queued: OnQueued | None = None
     ) -> RouteResponse:
-        """One answer within timeout_s; raises KvRouteError. A cancelled caller drops the item."""
+        """Routes a request over the stream within timeout_s seconds; raises KvRouteError. A
+        cancelled caller drops the item."""
         if self._closed:
             raise ClientClosed
         loop = self._loop = self._loop or asyncio.get_running_loop()
@@ -181,8 +182,9 @@ class RouteStream:
     async def close(self) -> None:
         """Ends the stream; calls that still wait raise ClientClosed.
 
-        Without such calls the router ends it, after its last answer: a stream that is reset here
-        may be so before the router knows that its last answer is out, and then it takes that back.
+        Without such calls the router ends the stream, after its last answer: a reset from here may
+        come before the router knows that its last answer is out, and then it takes that answer
+        back.
         """
         self._closed = True
         self._set_alarm(math.inf)
@@ -200,10 +202,10 @@ class RouteStream:
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        """One stream after another, while items wait.
+        """Runs one stream after another, while items wait.
 
         An exception here, also from a bug, fails the waiting calls and nothing else: the next call
-        starts this again.
+        starts this task again.
         """
         broken: KvRouteError = unreachable("the stream to the router broke")
         try:
@@ -215,7 +217,7 @@ class RouteStream:
                     return
                 self._counts["again"] += self._items.sent_count
                 given_up = self._items.put_back()
-                self._fail(given_up, unreachable("streams end before they answer"))
+                self._fail(given_up, unreachable("the router's streams end before they answer"))
                 if not len(self._items):
                     return
         except Exception as failure:
@@ -229,8 +231,8 @@ class RouteStream:
     async def _carry(self) -> KvRouteError | None:
         """Opens a stream and reads it to its end. Returns why it was refused; None: accepted.
 
-        The status of an accepted stream's end is ignored, since gRPC does not always have the
-        router's: for a write that meets the router's end of the call it is INTERNAL.
+        The status at the end of an accepted stream is ignored, since gRPC does not always have the
+        router's status: for a write that meets the router's end of the call it gives INTERNAL.
         """
         self._release()
         self._broken = None
@@ -270,7 +272,7 @@ class RouteStream:
             if self._broken is not None:
                 raise self._broken
         if refused is None and self._unanswered > SENDINGS_MAX:
-            refused = unreachable("streams end before they answer")
+            refused = unreachable("the router's streams end before they answer")
         return refused
 
     async def _write(self, call: StreamCall) -> None:
@@ -299,7 +301,7 @@ class RouteStream:
             item = self._items.sent(result.index)
             if result.HasField("waiting"):
                 if item is not None and item.on_queued is not None:
-                    # What it raises is its own, not the stream's.
+                    # An exception of on_queued must not end the stream.
                     asyncio.get_running_loop().call_soon(item.on_queued, result.waiting)
                 continue
             if item is None or item.answer.done():  # its caller is about to drop it
@@ -329,7 +331,7 @@ class RouteStream:
         over, next_s = self._items.expired(asyncio.get_running_loop().time())
         for item in over:
             if not item.answer.done():
-                message = f"no answer in {item.timeout_s:g} s"
+                message = f"the request had no answer in {item.timeout_s:g} s"
                 error = DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, None, message)
                 item.answer.set_exception(error)
         self._set_alarm(next_s)

@@ -36,7 +36,7 @@ _TIMEOUT_MS = varint(RouteItem.TIMEOUT_MS_FIELD_NUMBER << 3 | VARINT)
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """One request on its way."""
+    """One request on a stream, from route() to its answer."""
 
     index: int
     request: RouteBytes
@@ -44,7 +44,7 @@ class Item:
     deadline_s: float
     answer: asyncio.Future[RouteResponse]
     on_queued: OnQueued | None = None
-    """Called with where the request stands while it waits in the router's queue."""
+    """Called with a QueueProgress while the request waits in the router's queue; None: never."""
     sendings: int = 0
 
 
@@ -60,7 +60,7 @@ class RouteStreamItems:
         self._waiting: OrderedDict[int, Item] = OrderedDict()
         self._sent: dict[int, Item] = {}
         self._cancels: list[int] = []
-        """Sent items without a caller, for which the router has yet to get a cancel."""
+        """Indexes of sent items without a caller, for which the router has yet to get a cancel."""
 
     @override
     def __repr__(self) -> str:
@@ -71,17 +71,17 @@ class RouteStreamItems:
 
     @property
     def to_write(self) -> bool:
-        """Whether a batch would hold anything."""
+        """Whether there is anything to write: waiting items or cancels."""
         return bool(self._waiting or self._cancels)
 
     @property
     def full_batch(self) -> bool:
-        """Whether a batch would be as large as batches get."""
+        """Whether the waiting items reach the bound of a batch, in items or bytes."""
         return self._waiting_bytes >= BATCH_BYTES_MAX or len(self._waiting) >= BATCH_ITEMS_MAX
 
     @property
     def sent_count(self) -> int:
-        """Items written and not answered."""
+        """Number of items that are written and not answered."""
         return len(self._sent)
 
     def add(
@@ -106,7 +106,8 @@ class RouteStreamItems:
         return item
 
     def batch(self, now_s: float) -> tuple[bytes, list[int]]:
-        """The next RouteBatch and its indexes: cancels, then waiting items, the oldest first."""
+        """The next RouteBatch, as bytes, and its indexes: cancels, then waiting items, the oldest
+        first."""
         indexes = self._cancels[:BATCH_ITEMS_MAX]
         del self._cancels[:BATCH_ITEMS_MAX]
         pieces = [
@@ -139,20 +140,20 @@ class RouteStreamItems:
         return over, next_s
 
     def sent(self, index: int) -> Item | None:
-        """The item that an answer is for; None when it has no caller any longer."""
+        """The sent item with an index; None when it has no caller any longer."""
         return self._sent.get(index)
 
     def answered(self, item: Item) -> None:
-        """Takes out a sent item."""
+        """Removes a sent item, which is answered."""
         del self._sent[item.index]
         self._bytes -= item.request.size
 
     def cancel(self, index: int) -> None:
-        """Adds a cancel, so that the router ends the item's reservation."""
+        """Adds a cancel of a sent item, so that the router ends the item's reservation."""
         self._cancels.append(index)
 
     def drop(self, item: Item) -> bool:
-        """Takes out an item without a caller; returns whether it was here."""
+        """Removes an item without a caller; returns whether it was here."""
         if self._waiting.pop(item.index, None) is not None:
             self._waiting_bytes -= item.request.size
         elif self._sent.pop(item.index, None) is not None:
@@ -163,14 +164,15 @@ class RouteStreamItems:
         return True
 
     def drop_all(self) -> list[Item]:
-        """Takes out all unanswered items; returns them."""
+        """Removes all unanswered items, with cancels for sent ones; returns the items."""
         items = [*self._sent.values(), *self._waiting.values()]
         for item in items:
             self.drop(item)
         return items
 
     def put_back(self) -> list[Item]:
-        """The stream has ended: sent items wait again, in front. Returns items given up."""
+        """Makes sent items wait again, before the others, since the stream has ended. Removes and
+        returns items that were written SENDINGS_MAX times."""
         self._cancels.clear()
         given_up = [item for item in self._sent.values() if item.sendings >= SENDINGS_MAX]
         for item in given_up:
@@ -181,7 +183,7 @@ class RouteStreamItems:
         return given_up
 
     def clear(self) -> list[Item]:
-        """Gives up all; returns them."""
+        """Removes all items and cancels; returns the items."""
         self._cancels.clear()
         given_up = [*self._sent.values(), *self._waiting.values()]
         self._sent, self._waiting = {}, OrderedDict()
@@ -190,7 +192,7 @@ class RouteStreamItems:
 
 
 def _write(pieces: list[bytes], item: Item, now_s: float) -> None:
-    """Appends a RouteItem of a RouteBatch, with the pieces of its request uncopied."""
+    """Appends an item to the pieces of a RouteBatch, with the pieces of its request uncopied."""
     left_ms = math.ceil((item.deadline_s - now_s) * 1000)
     if not 0 < left_ms <= _TIMEOUT_MS_MAX:
         left_ms = 1 if left_ms < 1 else _TIMEOUT_MS_MAX

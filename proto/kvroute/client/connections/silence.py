@@ -1,9 +1,9 @@
-"""Routers that take calls and say nothing: stopped processes, cut lines, packets that vanish.
+"""Detects routers that take calls and send nothing: stopped processes, cut cables, lost packets.
 
 gRPC sees no fault there: the kernel of a stopped process acknowledges all bytes. HTTP/2 pings would
 show it, but a router accepts one ping every 10 s (gRPC takes more for an attack and ends the
 connection), and a failed ping breaks off every call on the connection. So the calls themselves are
-watched, and a health check decides:
+watched, against a bound in seconds (silent_s), and a health check decides:
 
     call unanswered, nothing received for half the bound ──> health check, for the other half
         any answer                                        ──> well
@@ -46,7 +46,8 @@ def from_router(error: BaseException) -> bool:
 
 
 class Quiet:
-    """How long one router has owed an answer and sent nothing. Pure: takes the time.
+    """Measures for how long one router has owed an answer and sent nothing. Pure: the time is
+    given.
 
     A call that ends without an answer, by its deadline or its caller, still counts as owed: many
     short calls detect a silent router as well as one long call.
@@ -62,7 +63,7 @@ class Quiet:
 
     @property
     def probe_at_s(self) -> float | None:
-        """When a health check is due; None: no answer is owed."""
+        """Time at which a health check is due, in seconds; None: no answer is owed."""
         return None if self._since_s is None else self._since_s + self._bound_s / 2
 
     def call_began(self, now_s: float) -> None:
@@ -143,7 +144,7 @@ class Watch:
             self._answered()
 
     async def close(self) -> None:
-        """Ends the watch."""
+        """Ends the timer and the health checks."""
         if self._timer is not None:
             self._timer.cancel()
         if self._prober is not None:

@@ -34,9 +34,9 @@ from kvroute.client.errors import (
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 Method = Callable[[Line], grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]]
-"""A line -> the RPC on it."""
+"""Function from a line to the RPC that is to be called on it."""
 LineAttempt = Callable[[Line, float], Awaitable[_Response]]
-"""A line and the seconds left -> the answer; raises KvRouteError or AioRpcError."""
+"""A line and the seconds left -> the answer of one attempt; raises KvRouteError or AioRpcError."""
 
 
 class Transport:
@@ -49,7 +49,7 @@ class Transport:
         counts: Counter[str],
         can_replace_silent: Callable[[], bool],
     ) -> None:
-        """counts: `picks_moved`, and those of Lines.
+        """counts: the counter `picks_moved`, and the counters of Lines.
         can_replace_silent: whether the fallback can pick in the place of a silent router."""
         self.targets = targets
         self.options = options
@@ -77,7 +77,8 @@ class Transport:
         return self.lines
 
     def deadline_s(self, timeout_s: float | None) -> float:
-        """When a call with this timeout_s has to end, by the client's clock."""
+        """Time of the client's clock, in seconds, by which a call with this timeout_s has
+        to end."""
         return self.clock() + self._left_s(timeout_s)
 
     def is_silent(self, reservation_id: str) -> bool:
@@ -88,7 +89,7 @@ class Transport:
     async def command(
         self, method: Method[_Request, _Response], message: _Request, timeout_s: float | None
     ) -> _Response:
-        """One answer by one attempt."""
+        """The answer of an RPC, by one attempt; raises KvRouteError."""
         return await self.unary(method, message, timeout_s, self.once)
 
     async def unary(
@@ -98,13 +99,14 @@ class Transport:
         timeout_s: float | None,
         policy: RetryPolicy | None = None,
     ) -> _Response:
-        """One answer; `policy` decides about further attempts (absent: the client's)."""
+        """The answer of an RPC; raises KvRouteError. policy: decides about further attempts
+        (absent: the client's)."""
         return await self.call(self.attempt(method, message), timeout_s, policy or self.retry)
 
     def attempt(
         self, method: Method[_Request, _Response], message: _Request
     ) -> LineAttempt[_Response]:
-        """One call of one router."""
+        """Makes the function that calls an RPC with `message` once, on a given line."""
 
         async def attempt(line: Line, left_s: float) -> _Response:
             metadata = self.options.metadata()
@@ -207,8 +209,8 @@ class Transport:
 
     def error_of(self, failure: BaseException, line: Line | None = None) -> KvRouteError:
         """The error that a failure of a call stands for; raises CancelledError again if the
-        caller's own task was cancelled. gRPC raises it also for a call that was given up and for a
-        channel that was closed."""
+        caller's own task was cancelled. gRPC raises CancelledError also for a call that was given
+        up and for a channel that was closed."""
         if isinstance(failure, grpc.aio.AioRpcError):
             error = error_from_call(failure)
             error.__cause__ = failure.with_traceback(None)  # its frames have the error

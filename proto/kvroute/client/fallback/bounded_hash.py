@@ -10,7 +10,7 @@ at filter, bound and weight. Mirrokni, Thorup and Zadimoghaddam, "Consistent Has
 Loads" (2016), for the bound, with its ceiling.
 
 Laws: no worker goes over the bound, since some worker is always below it; a worker that leaves
-moves only its own keys, while none is over the bound.
+moves only its own keys, while no worker is at its bound.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,9 +18,9 @@ from hashlib import blake2b
 from heapq import nlargest
 
 TOKEN_BYTES_MAX = 4096
-"""Bytes of a prompt that count: 1,024 tokens as little-endian u32."""
+"""Bytes of a prompt's tokens that its key is made of: 1,024 tokens as little-endian u32."""
 TEXT_BYTES_MAX = 4096
-"""Bytes of a prompt's text that count."""
+"""Bytes of a prompt's text that its key is made of, at most."""
 _MASK = (1 << 64) - 1
 
 
@@ -45,23 +45,25 @@ def blocks_key(block_hashes: Iterable[int]) -> int:
 
 
 def worker_seed(worker_id: str, dp_rank: int) -> int:
-    """The seed of a worker's weights."""
+    """The seed of a worker's weights for all keys, a hash of its id and rank."""
     return _hash(b"worker", f"{dp_rank}/{worker_id}".encode(errors="surrogatepass"))
 
 
 def bound(open_requests: int, workers: int) -> int:
-    """Most open requests of one worker, the next request counted."""
+    """Most open requests of one of `workers` workers, the next request counted; open_requests: of
+    all workers."""
     return -(-5 * (open_requests + 1) // (4 * workers))
 
 
 def ranked(
     key: int, seeds: Sequence[int], open_requests: Sequence[int], count: int = 1
 ) -> list[int]:
-    """Places of workers that may take another request, by falling weight, `count` at most; empty
-    only if there are no workers.
+    """Places in `seeds` of workers that may take another request, by falling weight for the key,
+    `count` at most; empty only if there are no workers.
 
-    weight = (x ^ x >> 32) * B, x = (key ^ seed) * A, in 64 bits: key and seed are hashes already,
-    and two multiplications let every bit of both reach the highest ones.
+    weight = (x ^ x >> 32) * B, x = (key ^ seed) * A, in 64 bits, with odd constants A and B. Key
+    and seed are hashes already, and two multiplications let every bit of both reach the highest
+    bits of the weight.
     """
     if not seeds:
         return []

@@ -1,4 +1,4 @@
-"""Picks without a router: among the workers that routers listed last. Pure: takes the time.
+"""Picks without a router, among the workers that routers listed last. Pure: the time is given.
 
 While no router can be reached, requests go by consistent hashing with bounded loads
 (bounded_hash.py): of the session, if there is one, else of the prompt's beginning, so that caches
@@ -9,9 +9,9 @@ Laws:
 - a pick is a worker that a router listed as schedulable (or as a last resort), not drained, with
   an address, and that fits the request's model, LoRA, role, labels, length, allowed and excluded
   workers;
-- a list is used for age_s_max at most; one without a schedulable worker is not taken;
-- workers listed never exceed WORKERS_MAX, open picks OPEN_MAX, and workers that are avoided since
-  they failed the workers listed.
+- a list is used for age_s_max seconds at most; a list without a schedulable worker is not taken;
+- listed workers never exceed WORKERS_MAX, open picks OPEN_MAX, and workers that are avoided since
+  they failed WORKERS_MAX.
 """
 
 import random
@@ -43,23 +43,24 @@ from kvroute.v1 import (
 )
 
 WORKERS_MAX = 16_384
-"""Workers (ranks) kept of a list."""
+"""Workers (ranks) that are kept of a router's list, at most."""
 OPEN_MAX = 65_536
 """Picks of the fallback whose end was not reported; past the bound the oldest counts as ended."""
 OPEN_S_MAX = 600.0
 """Seconds after which a pick whose end was not reported counts as ended."""
 WORKER_S = 0.25
-"""Least time between lists for each worker in the last list: a router writes 1,000 workers in
-30 ms, so that 1,000 clients of 1,000 workers cost all routers an eighth of a core."""
+"""Seconds that each worker of the last list adds to the least time until the next: a router writes
+1,000 workers in 30 ms, so that 1,000 clients of 1,000 workers cost all routers an eighth of a core.
+"""
 RETRY_S = 5.0
-"""Least time between lists after a list that failed."""
+"""Least seconds from a failed attempt to list the workers to the next attempt."""
 OUTPUT_TOKENS_MAX = 4096
-"""Expected output tokens that count for the length, at most, as in a router."""
+"""Expected output tokens that count towards a request's length, at most, as in a router."""
 RESERVATION = "fallback/"
 """Prefix of the fallback's reservation ids; no router's ids have it."""
 _TOKENS_MAX = TOKEN_BYTES_MAX // 4
 TEXT_BYTES_A_TOKEN = 4
-"""Bytes of a text or a body that count as a token of its length, as in a router."""
+"""Bytes of a text or a body that count as one token, as in a router."""
 _BOTH = frozenset(("both", ""))
 _ROLES: Mapping[int, frozenset[str]] = {
     Phase.PHASE_UNSPECIFIED: _BOTH,
@@ -85,9 +86,11 @@ class FallbackPolicy:
     """When a client picks by itself, and among which workers."""
 
     age_s_max: float = 600.0
-    """Oldest list of workers that is used, seconds: addresses get other owners in time."""
+    """Age of the oldest list of workers that is used, seconds: addresses get other owners
+    in time."""
     patience_s: float = 0.5
-    """Seconds for which routers are tried once none can be reached; later requests try once."""
+    """Seconds for which requests try to reach routers once none can be reached; after that,
+    requests make one attempt each."""
     avoid_s: float = 10.0
     """Seconds for which a worker that failed is avoided, if there is another."""
     refresh_s: float = 60.0
@@ -113,7 +116,8 @@ class _Worker:
     role: str
     max_model_len: int
     second: bool
-    """A router kept requests away from it; picked only if there is no other."""
+    """Second choice: a router kept requests away from the worker, which is picked only if there is
+    no other."""
 
 
 class Fallback:
@@ -127,7 +131,7 @@ class Fallback:
         self._rng = rng
         self._statuses: list[WorkerStatus] = []
         self._made: list[_Worker] | None = None
-        """Made of the statuses when they are needed."""
+        """The workers of `_statuses`, made when they are needed; None: not made yet."""
         self._listed_s: float | None = None
         self._due_s = 0.0
         self._routed = 0
@@ -162,7 +166,8 @@ class Fallback:
         return self._routed > 1 and now_s >= self._due_s
 
     def listed(self, statuses: Iterable[WorkerStatus], now_s: float) -> None:
-        """Takes a router's list of workers."""
+        """Takes a router's list of workers, unless none is schedulable, and sets when the next is
+        due."""
         kept = list(statuses)[:WORKERS_MAX]
         self._counts["worker_lists"] += 1
         period_s = max(self.policy.refresh_s, WORKER_S * len(kept))
@@ -177,8 +182,8 @@ class Fallback:
         self._due_s = now_s + RETRY_S * self._rng.uniform(1.0, 2.0)
 
     def unreachable(self, now_s: float) -> bool:
-        """Records that no router could be reached; returns whether that has lasted for long
-        enough.
+        """Records that no router could be reached; returns whether that has lasted
+        for patience_s.
         """
         if self._away_since_s is None:
             self._away_since_s = now_s
@@ -186,7 +191,7 @@ class Fallback:
         return now_s - self._away_since_s >= self.policy.patience_s
 
     def usable(self, now_s: float) -> bool:
-        """Whether there are workers to pick among."""
+        """Whether there is a list of workers that is not older than age_s_max."""
         return self._listed_s is not None and now_s - self._listed_s <= self.policy.age_s_max
 
     # Open requests
@@ -237,7 +242,7 @@ class Fallback:
             return None
         avoided = self._avoided
         first = [each for each in fitting if not each.second and each.key not in avoided]
-        # When all have failed, as on a busy host, those that accepted a connection come first.
+        # When all have failed, as on a busy host, workers that accepted a connection come first.
         among = first or [each for each in fitting if each.key not in self._refused] or fitting
         loads = [self._open.get(each.key, 0) for each in among]
         places = ranked(key, [each.seed for each in among], loads, 3)
@@ -345,13 +350,14 @@ def _tokens(request: RouteRequest) -> int:
 
 
 def _text(request: RouteRequest, prompt: str) -> bytes:
-    """A text or a body."""
+    """The bytes of a prompt that is a text or a body; prompt: the name of its field."""
     content: str | bytes = getattr(request, prompt)
     return content.encode() if isinstance(content, str) else content
 
 
 def _key(request: RouteRequest) -> int | None:
-    """None for a request without a prompt: only a router knows where its KV cache is."""
+    """The hash key of a request's session, or else of its prompt's beginning; None: the request has
+    no prompt, and only a router knows where its KV cache is."""
     prompt = request.WhichOneof("prompt")
     if prompt is None:
         return None

@@ -1,4 +1,5 @@
-"""When the fallback picks in the place of routers, and the requests that it has to know of.
+"""Decides when the fallback picks in the place of routers, and reports to the fallback the requests
+whose ends or load it must know.
 
 Law: without a fallback, or without a usable list of workers, no method here takes over.
 """
@@ -22,7 +23,7 @@ class Takeover:
     def __init__(
         self, fallback: Fallback | None, *, silent_s: float, clock: Callable[[], float]
     ) -> None:
-        """silent_s: for how long a router has been silent when it first counts as silent."""
+        """silent_s: seconds for which a router has been silent when it first counts as silent."""
         self.fallback = fallback
         self._silent_s = silent_s
         self._clock = clock
@@ -30,7 +31,8 @@ class Takeover:
         """The fallback's picks since a router answered."""
 
     def line_wait_s(self) -> float:
-        """Longest that a request waits for a line before the fallback picks; inf: no fallback."""
+        """Longest that a request waits for a line before the fallback picks, seconds; inf: no
+        fallback."""
         fallback = self.fallback
         if fallback is None or not fallback.usable(self._clock()):
             return math.inf
@@ -67,7 +69,7 @@ class Takeover:
         if self._picked == 0:
             log.warning(
                 "no router answers: requests go to the workers that were listed last, without"
-                " knowledge of caches and load, until one does: %s",
+                " knowledge of caches and load, until a router answers: %s",
                 error,
             )
         self._picked += 1

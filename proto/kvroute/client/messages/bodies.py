@@ -15,7 +15,7 @@ import grpc
 from kvroute.client.errors import InvalidRequest
 
 Body: TypeAlias = bytes | Mapping[str, Any]
-"""JSON as bytes, or an object to be encoded."""
+"""A JSON object, as bytes or as a mapping that is to be encoded."""
 
 PATHS: Mapping[str, str] = {
     "chat_completion_body": "/v1/chat/completions",
@@ -27,15 +27,16 @@ PATHS: Mapping[str, str] = {
 
 
 class HttpBody(NamedTuple):
-    """A body, and the path that takes it."""
+    """The HTTP body of a request, and the path of the engine's API that takes it."""
 
     path: str
     content: bytes
 
 
 def encoded(name: str, body: Body) -> bytes:
-    """The bytes of a body. Raises TypeError or ValueError for an object that is no JSON,
-    InvalidRequest for a text in it that is no Unicode (lone surrogates)."""
+    """The bytes of a body; name: the option that it is given by. Raises TypeError or ValueError for
+    an object that is no JSON, InvalidRequest for a text in it that is no Unicode (lone surrogates).
+    """
     if isinstance(body, bytes):
         return body
     if not isinstance(body, Mapping):
@@ -50,7 +51,7 @@ def encoded(name: str, body: Body) -> bytes:
 
 
 def read_fields(name: str, body: Body, wanted: Collection[str]) -> dict[str, str]:
-    """Those of the wanted fields (model, cache_salt) that a body has.
+    """The wanted fields (of model and cache_salt) that a body has, by name.
 
     Takes 3 ms for 450 kB of bytes, if the model is wanted. Raises InvalidRequest for bytes that are
     no JSON object, and for a field that is no text.
@@ -73,7 +74,7 @@ def read_fields(name: str, body: Body, wanted: Collection[str]) -> dict[str, str
 
 
 def _mapping(value: object) -> dict[Any, Any]:
-    """A dict made of a mapping inside a body that is no dict; raises TypeError for any other
+    """Makes a dict of a mapping inside a body that is no dict; raises TypeError for any other
     value.
     """
     if isinstance(value, Mapping):

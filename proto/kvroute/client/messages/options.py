@@ -11,7 +11,8 @@ from kvroute.client.messages.wire import head
 from kvroute.v1 import MultimodalItem, Phase, QueueProgress, RenderRequest, RouteRequest
 
 OnQueued: TypeAlias = Callable[[QueueProgress], object]
-"""Called with where a request stands, while it waits in the router's queue."""
+"""Called with a QueueProgress (place, expected wait) while a request waits in the
+router's queue."""
 _REQUEST_ID = RouteRequest.REQUEST_ID_FIELD_NUMBER
 _TOKEN_BYTES = RouteRequest.TOKEN_BYTES_FIELD_NUMBER
 _BLOCK_HASHES = RouteRequest.BLOCK_HASHES_FIELD_NUMBER
@@ -21,7 +22,7 @@ _WITHOUT_TOKENS = {
 
 
 class RequestAbout(TypedDict, total=False):
-    """A request to be served, without its prompt. None means absent."""
+    """The options of a request to be served, without its prompt. None means absent."""
 
     model: str | None
     """Model, alias or LoRA name; absent: that of the body, if the prompt is a body. May be absent
@@ -36,7 +37,7 @@ class RequestAbout(TypedDict, total=False):
     request. A request that is sent again after its worker failed needs a new id."""
     lora_name: str | None
     cache_salt: str | None
-    """Absent: that of the body, if the prompt is a body."""
+    """Salt of the block hashes; absent: that of the body, if the prompt is a body."""
     multimodal_items: Iterable[MultimodalItem] | None
     expected_output_tokens: int | None
     priority: int | None
@@ -45,29 +46,31 @@ class RequestAbout(TypedDict, total=False):
     session_id: str | None
     ttft_slo_ms: int | None
     tpot_slo_ms: int | None
-    """Mean time between tokens, 1 at least."""
+    """Objective for the mean time between output tokens, milliseconds; 1 at least."""
     queue_timeout_ms: int | None
-    """Longest that the request waits in the router's queue; the call's deadline ends it, too."""
+    """Longest that the request waits in the router's queue, milliseconds; the call's deadline ends
+    the wait, too."""
     phase: Phase.ValueType | None
     required_labels: Mapping[str, str] | None
     excluded_labels: Mapping[str, str] | None
     allowed_worker_ids: Iterable[str] | None
-    """Absent or empty: all workers."""
+    """Workers that may be picked; absent or empty: all."""
     excluded_worker_ids: Iterable[str] | None
     policy: str | None
-    """Absent: the router's configured policy."""
+    """Name of a policy; absent: the router's configured policy."""
     omit_receipt: bool | None
     """True: the pick has no receipt, which takes less time to make and to read."""
     queue_progress: bool | None
-    """Set by `on_queued` of route() and request()."""
+    """Set by route() and request() if they have `on_queued`: the router reports the place in the
+    queue."""
     observed: bool | None
     """True, for route() alone: another router serves the request. This one decides, counts and logs
     it at once, and reserves nothing."""
     traceparent: str | None
     """W3C traceparent of the caller's span: the router's spans are its children."""
     charged_tokens: int | None
-    """That the tenant's quota is charged with, for a prompt whose length is a lowered estimate;
-    the engine's count takes their place once it is reported."""
+    """Tokens that the tenant's quota is charged with, for a prompt whose length is a lowered
+    estimate; the engine's count takes their place once it is reported."""
 
 
 class RequestKeywords(RequestAbout, total=False):
@@ -76,7 +79,7 @@ class RequestKeywords(RequestAbout, total=False):
     timeout_s: float | None
     """Time limit of the routing alone, seconds; absent: the client's."""
     on_queued: OnQueued | None
-    """See route()."""
+    """Called while the request waits in the queue, as for route()."""
 
 
 class RouteOptions(RequestAbout, total=False):
@@ -133,7 +136,8 @@ class RouteBytes(NamedTuple):
     """The prompt, if it is a body."""
 
     def waited(self, waited_s: float) -> "RouteBytes":
-        """The same request, which says how long it has waited in routers that are gone."""
+        """The same request with the field waited_ms: it has waited for waited_s seconds in routers
+        that are gone."""
         field = RouteRequest(waited_ms=min(round(waited_s * 1000), _WAITED_MS_MAX))
         piece = field.SerializeToString()
         return self._replace(pieces=(*self.pieces, piece), size=self.size + len(piece))
@@ -143,7 +147,7 @@ class RouteBytes(NamedTuple):
 
 
 def route_bytes(**options: Unpack[RouteOptions]) -> RouteBytes:
-    """The request for these options, with the prompt as bytes or as hashes.
+    """The RouteRequest for these options, with the prompt as bytes or as hashes.
 
     Raises InvalidRequest for a prompt that is ambiguous or incomplete and for a body that can't be
     read, TypeError and ValueError for values that don't fit their fields. Lengths and names are
@@ -172,11 +176,11 @@ def route_bytes(**options: Unpack[RouteOptions]) -> RouteBytes:
         )
     if block_hashes is not None:
         if block_size is None or prompt_tokens is None:
-            raise invalid_prompt("block_hashes needs block_size and prompt_tokens beside it")
+            raise invalid_prompt("block_hashes need both block_size and prompt_tokens")
         hashes = block_hashes_of(block_hashes, block_size, prompt_tokens)
         prompt = (head(_BLOCK_HASHES, sum(map(len, hashes))), *hashes)
     elif block_size is not None or prompt_tokens is not None:
-        raise invalid_prompt("block_size and prompt_tokens belong to block_hashes")
+        raise invalid_prompt("block_size and prompt_tokens need block_hashes, which are absent")
     elif token_ids is not None:
         tokens = pack_tokens(token_ids)
         prompt = (head(_TOKEN_BYTES, len(tokens)), tokens)
@@ -192,24 +196,25 @@ def random_id() -> str:
 
 
 def route_request(**options: Unpack[RouteOptions]) -> RouteRequest:
-    """The message for these options; raises as route_bytes does."""
+    """The RouteRequest message for these options; raises as route_bytes does."""
     return route_bytes(**options).message()
 
 
 def render_request(options: RouteOptions) -> RenderRequest:
-    """The message for a prompt without tokens: its fields have the numbers that they have in
+    """The RenderRequest for a text or a body: its fields have the numbers that they have in
     RouteRequest. Raises as route_bytes does, and InvalidRequest without such a prompt."""
     settle_body(options)
     without_tokens = _take_text(options)
     if without_tokens is None:
-        raise invalid_prompt("give a text or a body")
+        raise invalid_prompt("the options have no prompt to render: give a text or a body")
     about = RenderRequest(model=options.get("model") or "").SerializeToString()
     return RenderRequest.FromString(b"".join((about, *without_tokens)))
 
 
 def settle_body(options: RouteOptions) -> HttpBody | None:
-    """Encodes a body among the options, and adds the model and the salt that it names, unless the
-    options do. A second time it changes nothing. Raises as route_bytes does."""
+    """Encodes and returns the HTTP body among the options (None: there is none), and adds to them
+    the model and cache_salt that it names, unless they have others. A second call changes nothing.
+    Raises as route_bytes does."""
     settled = None
     for name, path in PATHS.items():
         body: Any = options.get(name)
@@ -224,9 +229,10 @@ def settle_body(options: RouteOptions) -> HttpBody | None:
 
 
 def _take_text(options: RouteOptions) -> tuple[bytes, bytes] | None:
-    """The field of a prompt without tokens, which is taken out of the options; None: there is none.
+    """Takes a text or a body out of the options, as head and content of its field in RouteRequest;
+    None: there is none.
 
-    Raises InvalidRequest for several.
+    Raises InvalidRequest for several prompts.
     """
     taken: tuple[bytes, bytes] | None = None
     for name, number in _WITHOUT_TOKENS.items():
@@ -234,7 +240,7 @@ def _take_text(options: RouteOptions) -> tuple[bytes, bytes] | None:
         if content is None:
             continue
         if taken is not None:
-            raise invalid_prompt(f"a request has one prompt; {name} is another")
+            raise invalid_prompt(f"a request has one prompt, and {name} is a second one")
         wanted = str if name == "text" else bytes
         if not isinstance(content, wanted):
             raise TypeError(f"{name} is a {type(content).__name__}; {wanted.__name__} is wanted")

@@ -13,7 +13,7 @@ from kvroute.client.messages.tokens import unpack_tokens
 from kvroute.v1 import PromptSource, Receipt, RouteResponse, router_pb2
 
 HAND_OVER_DEPTH_MAX = 32
-"""Objects and lists inside one another in a hand-over; vLLM's connectors have 3."""
+"""Levels of objects and lists in a hand-over, at most; vLLM's connectors have 3."""
 _INTS = range(-(1 << 63), 1 << 64)
 ONE_TOKEN: Mapping[str, Any] = {
     "n": 1,
@@ -30,9 +30,9 @@ ONE_TOKEN: Mapping[str, Any] = {
     "stream": False,
     "stream_options": None,
 }
-"""Fields of a prefill worker's request: one answer of one token, which nothing but its length ends.
-vLLM's connectors hand over no blocks of a request that ends otherwise. vLLM refuses min_tokens
-above max_tokens, and stream_options without stream; chats are bounded by max_completion_tokens."""
+"""Fields of a prefill worker's request: one answer of one token, which only its length ends. vLLM's
+connectors hand over no blocks of a request that ends otherwise. vLLM refuses min_tokens above
+max_tokens, and stream_options without stream; chats are bounded by max_completion_tokens."""
 INSTANCE_LABEL = "kvroute.io/dynamo-instance"
 """Label of a worker behind Dynamo's frontend: the number by which the frontend knows it."""
 
@@ -49,7 +49,8 @@ class OverlapTokens:
     host: int
     disk: int
     predicted: int
-    """Tokens sent there or reused there, and not in the worker's events so far."""
+    """Tokens of prompts that were sent to the worker or reused there, and are not in its events so
+    far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +75,30 @@ class PrefillWorker:
     dp_rank: int | None
     address: str
     engine: str
-    """Its kind, such as vllm."""
+    """Kind of the engine, such as vllm."""
     bootstrap_host: str
     bootstrap_port: int
     bootstrap_room: int
-    """Unique among the requests in flight."""
+    """Number by which both workers match the request; unique among requests in flight."""
     new_tokens: int
     """Prompt tokens that this worker has yet to compute."""
     prefill_kv_transfer_params: Mapping[str, Any] | None = field(repr=False)
     decode_kv_transfer_params: Mapping[str, Any] | None = field(repr=False)
-    """None: the picked worker's request takes the parameters from this worker's answer."""
+    """Parameters for the picked worker's request; None: it takes those of this worker's answer."""
     request_id: str = field(repr=False)
     """Id of both requests, for vLLM: NixlPushConnector matches the two halves by it."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """HTTP headers of its request: the id, and the rank if the engine has several."""
+        """HTTP headers of the prefill worker's request: the id, and the rank if the engine has
+        several."""
         in_turn = self.prefill_kv_transfer_params is not None
         return _headers(self.dp_rank, self.request_id if in_turn else "", {})
 
     @property
     def prefill_body(self) -> dict[str, Any]:
-        """Fields for the JSON body of its request, which replace the caller's of the same name;
-        None takes one out, or is sent as null."""
+        """Fields for the JSON body of the prefill worker's request, which replace the caller's
+        fields of the same name; None takes a field out, or is sent as null."""
         if self.prefill_kv_transfer_params is None:
             return {**ONE_TOKEN, **self._bootstrap}
         params = dict(self.prefill_kv_transfer_params)
@@ -105,9 +107,9 @@ class PrefillWorker:
     def decode_body(self, answer: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Fields to add to the JSON body of the picked worker's request.
 
-        answer: the JSON that this worker answered; not needed for SGLang. Empty if the answer has
-        no kv_transfer_params: the picked worker then computes the prompt itself. Raises
-        UnusableAnswer as hand_over does.
+        answer: the JSON that this prefill worker answered; not needed for SGLang. The result is
+        empty if the answer has no kv_transfer_params: the picked worker then computes the prompt
+        itself. Raises UnusableAnswer as hand_over does.
         """
         if self.prefill_kv_transfer_params is None:
             return self._bootstrap
@@ -125,24 +127,24 @@ class PrefillWorker:
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """What the router made of a text or a body."""
+    """The tokens, or their estimated number, that the router made of a text or a body."""
 
     count: int
-    """Tokens; of source "estimate": a fourth of the body's bytes, at most."""
+    """Number of tokens; for the source "estimate", a fourth of the body's bytes at most."""
     source: str
     """Where the tokens are from: "local" (the router's own rendering), "engine" (an engine of the
     model, or its render service), or "estimate" (there are none: the request is routed by load)."""
     verified: bool
-    """An engine gave these tokens, or gave the same tokens as the router for all prompts of this
-    shape so far."""
+    """Whether an engine gave these tokens, or gave the same tokens as the router for all prompts of
+    this shape so far."""
     tokenizer_digest: str
     """Digest of the router's own tokenizer and chat template; empty: it has none for the model."""
     shape: str
     """Features of the body that decide how an engine renders it, such as system+tools."""
     estimate_reason: str
-    """Reason of the source "estimate": why there are no tokens."""
+    """Why there are no tokens, for the source "estimate": a reason code; else empty."""
     token_bytes: bytes = field(repr=False)
-    """Little-endian u32; empty unless the request had return_tokens."""
+    """The tokens as little-endian u32; empty unless the request had return_tokens."""
 
     @property
     def token_ids(self) -> "array[int]":
@@ -160,8 +162,8 @@ class Pick:
 
     def __init__(self, request_id: str, response: RouteResponse, *, fallback: bool = False) -> None:
         self.fallback = fallback
-        """Picked by the client itself, since no router could be reached: nothing is reserved, no
-        cache was considered, and reports stay in the client."""
+        """Whether the client picked by itself, since no router could be reached: nothing is
+        reserved, no cache was considered, and reports stay in the client."""
         self.request_id = request_id
         self.response = response
         """The router's answer."""
@@ -200,7 +202,8 @@ class Pick:
 
     @property
     def dp_rank(self) -> int | None:
-        """None for an engine with a single rank; else the request must name it, see `headers`."""
+        """Rank of the picked worker, which the request must name (see `headers`); None for an
+        engine with a single rank."""
         return _rank(self.response)
 
     @property
@@ -231,37 +234,39 @@ class Pick:
 
     @property
     def queue_ms(self) -> float:
-        """Time spent in the router's queue."""
+        """Time that the request spent in the router's queue, milliseconds."""
         return self.response.queue_ms
 
     @property
     def queue_ahead(self) -> int | None:
-        """Requests that were to go before this one when it came to the router's queue; None: it did
-        not wait."""
+        """Requests that were ahead of this one when it came to the router's queue; None: it did not
+        wait."""
         response = self.response
         return response.queue_ahead if response.HasField("queue_ahead") else None
 
     @property
     def estimated_ttft_ms(self) -> float | None:
-        """Predicted time from the pick to the first token; None: the policy predicts none."""
+        """Predicted time from the pick to the first token, milliseconds; None: the policy predicts
+        none."""
         response = self.response
         return response.estimated_ttft_ms if response.HasField("estimated_ttft_ms") else None
 
     @property
     def estimated_tpot_ms(self) -> float | None:
-        """Predicted time between the tokens of the answer; None: not learned yet."""
+        """Predicted time between tokens of the answer, milliseconds; None: not learned yet."""
         response = self.response
         return response.estimated_tpot_ms if response.HasField("estimated_tpot_ms") else None
 
     @property
     def engine_priority(self) -> int | None:
-        """Priority in the engine's own direction; None unless it schedules by priority."""
+        """The request's priority in the engine's own direction; None unless it schedules by
+        priority."""
         response = self.response
         return response.engine_priority if response.HasField("engine_priority") else None
 
     @property
     def lease_s(self) -> float:
-        """The reservation ends this long after the last report."""
+        """Seconds after the last report at which the reservation ends."""
         return self.response.lease_s
 
     @property
@@ -285,8 +290,8 @@ class Pick:
 
     @property
     def prompt(self) -> PromptTokens | None:
-        """What the router made of a text or a body; None: the prompt came as tokens or hashes, or
-        the pick is the fallback's."""
+        """The tokens that the router made of a text or a body; None: the prompt came as tokens or
+        hashes, or the pick is the fallback's."""
         response = self.response
         return prompt_tokens(response.prompt) if response.HasField("prompt") else None
 
@@ -315,7 +320,9 @@ def hand_over(answer: object) -> Mapping[str, Any] | None:
     if params is None:
         return None
     if not isinstance(params, Mapping):
-        raise UnusableAnswer(f"kv_transfer_params are {_named(params)}, no JSON object")
+        raise UnusableAnswer(
+            f"the prefill worker's kv_transfer_params are {_named(params)}, no JSON object"
+        )
     level: list[object] = [params]
     for _ in range(HAND_OVER_DEPTH_MAX):
         inner: list[object] = []
@@ -324,13 +331,17 @@ def hand_over(answer: object) -> Mapping[str, Any] | None:
             for item in items:  # type: ignore[attr-defined]  # level has objects and lists
                 if isinstance(item, int):
                     if item not in _INTS:
-                        raise UnusableAnswer("kv_transfer_params have an integer over 64 bits")
+                        raise UnusableAnswer(
+                            "the prefill worker's kv_transfer_params have an integer over 64 bits"
+                        )
                 elif isinstance(item, (Mapping, list)):
                     inner.append(item)
         if not inner:
             return params
         level = inner
-    raise UnusableAnswer(f"kv_transfer_params are nested over {HAND_OVER_DEPTH_MAX} deep")
+    raise UnusableAnswer(
+        f"the prefill worker's kv_transfer_params are nested over {HAND_OVER_DEPTH_MAX} levels deep"
+    )
 
 
 def _named(value: object) -> str:
@@ -338,7 +349,7 @@ def _named(value: object) -> str:
 
 
 def prompt_tokens(message: router_pb2.PromptTokens) -> PromptTokens:
-    """PromptTokens of an answer of Route, Explain or Render."""
+    """Reads the PromptTokens message in an answer of Route, Explain or Render."""
     known = message.source in PromptSource.values()
     name = PromptSource.Name(message.source) if known else ""
     return PromptTokens(
@@ -381,7 +392,8 @@ def _prefill_worker(message: router_pb2.PrefillWorker, request_id: str) -> Prefi
 
 
 def _params(text: str) -> Mapping[str, Any] | None:
-    """JSON from a router. Raises KvRouteError for text that is no JSON object."""
+    """Reads JSON from a router; None for an empty text. Raises KvRouteError for text that is no
+    JSON object."""
     if not text:
         return None
     try:

@@ -1,5 +1,5 @@
-"""A prompt's token ids, from any form that tokenizers return to little-endian u32 bytes, and back;
-and its block hashes, from any form to the bytes in a message.
+"""Converts a prompt's token ids from any form that tokenizers return to little-endian u32 bytes,
+and back, and block hashes from any form to the bytes in a message.
 
 Law: equal numbers make equal bytes, whatever their form.
 """
@@ -19,11 +19,11 @@ _LITTLE = sys.byteorder == "little"
 
 
 def pack_tokens(token_ids: Iterable[int]) -> bytes:
-    """Little-endian u32 of each id.
+    """The token ids as bytes, a little-endian u32 for each.
 
-    bytes, bytearray and a memoryview of bytes are little-endian u32 already and stay as they are.
-    A buffer of integers (array, numpy) is narrowed without a Python int per token; lists, tuples
-    and other iterables of ints take a little longer.
+    bytes, bytearray and a memoryview of bytes are little-endian u32 already and stay as they are. A
+    buffer of integers (array, numpy) is narrowed without a Python int per token; lists, tuples and
+    other iterables of ints take a little longer.
     Raises InvalidRequest for bytes that don't hold whole ids, an id outside 0 .. 2^32 - 1, and
     anything but a flat row of integers.
     """
@@ -76,14 +76,15 @@ def block_hashes_of(
             listed.byteswap()
         raw = listed.tobytes()
     if len(raw) % 8:
-        raise ValueError(f"{len(raw)} bytes of block hashes; each takes 8")
+        raise ValueError(f"block_hashes have {len(raw)} bytes, no multiple of 8: each hash takes 8")
     if not raw:
         return (rest,)
     return head(BlockHashes.HASHES_FIELD_NUMBER, len(raw)), raw, rest  # packed fixed64
 
 
 def _from_buffer(token_ids: Iterable[int]) -> bytes | None:
-    """The ids of a buffer; None for other objects, and for buffers that only iteration can read."""
+    """The token ids of a buffer, as little-endian u32; None for other objects, and for buffers that
+    only iteration can read."""
     try:
         view = memoryview(token_ids)  # type: ignore[arg-type]  # raises unless it is a buffer
     except (TypeError, ValueError, BufferError):
@@ -123,7 +124,7 @@ def _hashes_from_buffer(hashes: Iterable[int]) -> bytes | None:
 
 def _whole(raw: bytes) -> bytes:
     if len(raw) % 4:
-        raise invalid_prompt(f"{len(raw)} bytes of tokens; each token id takes 4")
+        raise invalid_prompt(f"token_ids have {len(raw)} bytes, no multiple of 4: each id takes 4")
     return raw
 
 

@@ -27,7 +27,7 @@ def cached_tokens(usage: Any, *, details_enabled: bool) -> int | None:
     """The prompt tokens that the engine reused; None: unknown, and absent in the report.
 
     usage: the object of the JSON, or of the openai package; None is fine. details_enabled: whether
-    the engine runs with the flag above, so that null means 0.
+    the engine runs with the flag that makes it report cached tokens, so that null means 0.
     """
     if usage is None:
         return None
@@ -50,9 +50,10 @@ class Usage(NamedTuple):
 def read_usage(usage: Any, *, details_enabled: bool) -> Usage:
     """The counts in a usage of chats, completions, responses or Anthropic's messages.
 
-    usage, details_enabled: as for cached_tokens(). Anthropic counts the tokens that were read from
-    a cache, and those that were put there, beside `input_tokens`. Engines differ in the first, so
-    prompt_tokens is unknown if some were read and the second is not reported (vLLM reports both).
+    usage, details_enabled: as for cached_tokens(). Anthropic's usage counts tokens that were read
+    from a cache, and tokens that were written to it, beside `input_tokens`. Engines differ on
+    whether input_tokens includes those read, so prompt_tokens is None if some were read and none
+    written is reported (vLLM reports both).
     """
     if (prompt := count(_field(usage, "prompt_tokens"))) is not None:
         cached = cached_tokens(usage, details_enabled=details_enabled)

@@ -12,9 +12,9 @@ A failed attempt ends its reservation with its reason. Another attempt follows, 
 if all of these hold; otherwise the exception is raised unchanged:
 
 - `request.prefill_done()` was not called, and the body has not ended the request itself;
-- failures.py has another worker for it (the body raises UnusableAnswer for an answer that makes no
-  sense): errors of the caller's own code or host, cancellations and kvroute's own errors would be
-  the same on another worker;
+- failures.py wants another worker for the exception (the body raises UnusableAnswer for an answer
+  that makes no sense): errors of the caller's own code or host, cancellations and kvroute's own
+  errors would be the same on another worker;
 - there were fewer than `attempts_max` attempts, and the client's retry budget allows another. The
   first REFUSED_MAX refused connections don't count as attempts, unless `attempts_max` is 1: nothing
   of the request arrived, and when half of a fleet dies at once three workers in a row may be dead;
@@ -42,13 +42,13 @@ from kvroute.client.requests.life import RoutedRequest
 from kvroute.v1 import FailureReason
 
 NOTE_MAX = 300
-"""Characters of an earlier attempt's error in a note."""
+"""Characters of a note about an earlier attempt's error, at most."""
 REFUSED_MAX = 8
 """Attempts with a refused connection that don't count, for one request; further attempts count."""
 log = logging.getLogger("kvroute.client")
 
 RouteAgain = Callable[[int, tuple[str, ...]], Awaitable[Pick]]
-"""Attempt number, from 1, and workers to leave out -> pick."""
+"""Routes the request again: attempt number, from 1, and ids of workers to leave out -> pick."""
 
 
 class Attempts:
@@ -75,11 +75,11 @@ class Attempts:
         self._counts = counts
         self._number = 0
         self._refused = 0
-        """Attempts so far that don't count."""
+        """Attempts so far with a refused connection, which don't count towards attempts_max."""
         self._tried: list[str] = []
         self._failures: list[tuple[str, BaseException]] = []
-        """(worker, error) of the attempts that another attempt followed. Empty once none does: the
-        errors' frames lead here, a cycle with the request's body."""
+        """(worker id, error) of attempts that another attempt followed. Empty once none follows:
+        the errors' frames refer to this object, a cycle with the request's body."""
         self._goes_on = True
         self._current: Attempt | None = None
 
@@ -108,8 +108,8 @@ class Attempts:
         return attempt
 
     def forget_current(self) -> None:
-        """The present attempt is over. It refers to this: a cycle, with the request's body in it,
-        would wait for the collector."""
+        """Drops the present attempt, which is over and refers to this object: a cycle, with the
+        request's body in it, would wait for the garbage collector."""
         self._current = None
 
     def request(self) -> RoutedRequest:
@@ -132,7 +132,7 @@ class Attempts:
         return failure
 
     def failed(self, request: RoutedRequest, error: BaseException) -> bool:
-        """Whether another attempt follows this one's failure."""
+        """Records the failure of the present attempt; returns whether another attempt follows."""
         again = self._another(request, error)
         if again:
             self._goes_on = True
@@ -169,13 +169,13 @@ class Attempts:
 
 
 class Attempt:
-    """One try, on one worker; entered once."""
+    """One attempt of a request, on one worker; entered once."""
 
     def __init__(self, attempts: Attempts, number: int) -> None:
         self.number = number
         """Number of the attempt, from 1."""
         self.left = False
-        """Whether its block is over."""
+        """Whether the attempt's `async with` block is over."""
         self._attempts = attempts
         self._request: RoutedRequest | None = None
 
@@ -227,6 +227,7 @@ class Attempt:
         self._attempts.forget_current()
 
     async def abandon(self) -> None:
-        """Ends a reservation that was entered by hand and never left."""
+        """Ends the reservation of an attempt that was entered without `async with` and
+        never left."""
         if self._request is not None:
             await self._request.failed(FailureReason.FAILURE_REASON_CLIENT)

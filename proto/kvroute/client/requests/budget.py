@@ -3,14 +3,14 @@
 Retries must not multiply the traffic of a failing fleet. So they are bounded by a share of the
 requests of the last seconds, plus a fixed rate for clients with little traffic:
 
-    retries in the window  <  share * requests in the window + least_per_s * window_s
+    retries in the window  <=  share * requests in the window + least_per_s * window_s
 
 Source: Finagle's RetryBudget (twitter/finagle, com.twitter.finagle.service.RetryBudget; 20 %, 10 a
 second, credits of 10 s), whose numbers these are. Envoy's retry_budget (config.cluster.v3
 CircuitBreakers.Thresholds.RetryBudget; 20 %, at least 3) takes the share of open requests instead
 of recent requests.
 
-Law: the sum above holds after every retry that was allowed, in the window that ends with it.
+Law: the inequality holds after every retry that was allowed, in the window that ends with it.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 SLOTS = 10
-"""Slots of the window; the oldest slot is dropped when a new slot begins."""
+"""Number of slots of the window; the oldest slot is dropped when a new slot begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class RetryBudgetPolicy:
     """The bound of a client's retries, over all its calls."""
 
     share: float = 0.2
-    """Retries for each request of the window, 0 to 1."""
+    """Retries for each request of the window, from 0 to 1."""
     least_per_s: float = 10.0
     """Retries a second that are allowed whatever the number of requests; if this and the share are
     0, nothing is tried again."""

@@ -1,9 +1,9 @@
-"""The one judgement of failures: from an exception to what follows of it. Pure.
+"""Judges failures: from an exception to what is reported, tried again and answered. Pure.
 
     exception -> judge -> Kind -> FAILURES: what is reported, tried again, blamed, answered
 
-The gateway and the caller of RoutedRequest, Attempts use it alike; docs/reference-statuses.md shows
-the table.
+The gateway, RoutedRequest and Attempts all judge by it; docs/reference-statuses.md shows the table
+FAILURES.
 
 Laws:
 - every exception has one kind, and judge() never raises;
@@ -33,10 +33,10 @@ _OUR_MISTAKES = (
     ValueError,
 )
 _UNREADABLE = (json.JSONDecodeError, UnicodeDecodeError)
-"""ValueErrors about bytes from elsewhere: inside a request, from the engine."""
+"""Subclasses of ValueError about bytes from elsewhere: inside a request, from the engine."""
 _NO_CONNECTION = frozenset(("ClientConnectorError", "ConnectError"))
-"""aiohttp's and httpx's for a connection that could not be made; the openai package raises the
-latter, too."""
+"""aiohttp's and httpx's exceptions for a connection that could not be made; the openai package
+raises that of httpx, too."""
 _NO_NAME = "ClientConnectorDNSError"
 _HOST = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _ROUTE = frozenset((
@@ -46,13 +46,15 @@ _ROUTE = frozenset((
 _NAMES_AWAY = frozenset((
     socket.EAI_AGAIN, socket.EAI_FAIL, socket.EAI_MEMORY, socket.EAI_SYSTEM,
 ))  # fmt: skip
-"""A name server that can't be reached. A name that it doesn't know is the worker's."""
+"""Codes of a name server that can't be reached. A name that it doesn't know is the
+worker's fault."""
 _CAUSES_MAX = 8
 """Causes of an exception that are examined."""
 
 
 class Kind(StrEnum):
-    """Kinds of failures, the worst first: a group of exceptions has that of its worst member."""
+    """Kinds of failures, the worst first: a group of exceptions has the kind of its
+    worst member."""
 
     BROKE = "broke"
     UNUSABLE = "unusable"
@@ -83,20 +85,21 @@ class Judgement:
     """What follows from a kind of failure."""
 
     about: str
-    """How it is known."""
+    """How a failure of this kind is recognized."""
     reported: FailureReason.ValueType
-    """The reason that is reported to the router, which blames the worker for WORKER and TIMEOUT
-    alone."""
+    """The FailureReason that is reported to the router, which blames the worker for WORKER and
+    TIMEOUT alone."""
     again: Again
     reason: str
     """The reason in the gateway's answer, if nothing is left to try; empty: the worker's own
     answer, or none."""
     refused: bool = False
-    """Nothing of the request arrived: a single one counts against the worker."""
+    """Whether the connection was refused, so that nothing of the request arrived: a single such
+    failure counts against the worker."""
 
     @property
     def blames(self) -> bool:
-        """Whether it counts against the worker."""
+        """Whether a failure of this kind counts against the worker."""
         return self.reported in (_WORKER, _TIMEOUT)
 
 
@@ -175,15 +178,16 @@ _ORDER = list(Kind)
 
 
 def judgement(error: BaseException, *, unanswered_reuse: bool = False) -> Judgement:
-    """See judge."""
+    """What follows from a failure: the entry of FAILURES for the kind that judge() finds."""
     return FAILURES[judge(error, unanswered_reuse=unanswered_reuse)]
 
 
 def judge(error: BaseException, *, unanswered_reuse: bool = False) -> Kind:
     """The kind of a failure, by an exception's type, its causes, errno and HTTP status.
 
-    An exception with a Kind in its attribute `failure` says it itself. unanswered_reuse: it came
-    from a connection that was used before, and on which nothing was answered. Never raises.
+    An exception with a Kind in its attribute `failure` has that kind. unanswered_reuse: the
+    exception came from a connection that was used before, and on which nothing was answered. Never
+    raises.
     """
     if isinstance(error, BaseExceptionGroup):
         kinds = {judge(member, unanswered_reuse=unanswered_reuse) for member in error.exceptions}
@@ -221,7 +225,7 @@ def of_status(status: int) -> Kind:
 
 
 def _of_connection(error: BaseException) -> Kind:
-    """The kind by an exception's causes."""
+    """The kind of a failed connection, by the exception and its causes."""
     kind = Kind.BROKE
     for cause in _causes(error):
         number = cause.errno if isinstance(cause, OSError) else None

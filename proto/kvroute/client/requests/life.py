@@ -3,7 +3,7 @@
 Law: no report raises an error here. The body of the `async with` serves a person, and the router's
 bookkeeping must neither break it nor hide its errors: a report that does not arrive is counted
 (`KvRouteClient.reports_lost`), kept in `report_error`, repeated by the next renewal, and at last
-made good by the lease.
+replaced by the end of the lease.
 """
 
 import asyncio
@@ -53,7 +53,8 @@ class RoutedRequest:
         sleep: Callable[[float], Awaitable[None]],
         http_body: HttpBody | None = None,
     ) -> None:
-        """http_body: the request's prompt, if it is a body."""
+        """route: routes the request. reports: sends its reports. http_body: its prompt, if it is a
+        body."""
         self.output_tokens = 0
         """Output tokens so far; renewals and the last report carry it."""
         self.finish_reason = ""
@@ -64,12 +65,12 @@ class RoutedRequest:
         """Prompt tokens as the engine counted them: usage.prompt_tokens. The router compares them
         with the tokens that it made of a text or a body."""
         self.failed_worker_id = ""
-        """The worker of a pair that a failure is reported of, unless failed() names another; see
-        there."""
+        """Id of the worker of a pair that a reported failure blames, unless failed() names another;
+        empty: see failed()."""
         self.report_error: KvRouteError | None = None
         """The error of the last failed report; None: no report failed."""
         self.lease_lost = False
-        """The router no longer knows the reservation: it ended, or the router restarted."""
+        """Whether the router no longer knows the reservation: it ended, or the router restarted."""
         self._route = route
         self._reports = reports
         self._sleep = sleep
@@ -110,7 +111,7 @@ class RoutedRequest:
 
     @property
     def prompt(self) -> PromptTokens | None:
-        """What the router made of a text or a body; None: see Pick.prompt."""
+        """The tokens that the router made of a text or a body; None: see Pick.prompt."""
         return self.pick.prompt
 
     @property
@@ -132,7 +133,7 @@ class RoutedRequest:
 
     @property
     def headers(self) -> dict[str, str]:
-        """HTTP headers of the body, with those of the pick."""
+        """HTTP headers to send with the body, with those of the pick."""
         _ = self._sent
         return {"Content-Type": "application/json"} | self.pick.headers
 
@@ -198,8 +199,8 @@ class RoutedRequest:
             await self._renew(self._reports.wait_s, attempts=1)
 
     async def unobserved(self) -> None:
-        """Reports that nothing will be seen of the answer here: the router takes its first token
-        and its end from the worker's events and load, as far as they show them.
+        """Reports that this program will not see the answer: the router takes its first token and
+        its end from the worker's events and load, as far as they show them.
 
         One attempt of at most the client's report_timeout_s, and none if the router is silent; each
         renewal repeats it. End the request by `finished` once it is surely over.
@@ -304,7 +305,7 @@ class RoutedRequest:
         )
 
     async def _report(self, progress: Progress, timeout_s: float, attempts: int | None) -> bool:
-        """Whether the report reached the router."""
+        """Sends a report; returns whether it reached the router. Never raises."""
         try:
             outcome = await self._reports.send(progress, timeout_s=timeout_s, attempts=attempts)
         except Exception as error:
@@ -324,6 +325,7 @@ class RoutedRequest:
 
 
 def _no_count(name: str, value: object) -> InvalidRequest:
-    """The error for an engine's count that is no count: the step is reported without it."""
+    """The error for an engine's number that is no count of tokens: the step is reported
+    without it."""
     message = f"{name} is {value!r:.80}; a whole number below 2^32 is wanted: it was not reported"
     return InvalidRequest(grpc.StatusCode.INVALID_ARGUMENT, None, message)

@@ -35,10 +35,11 @@ class Reports:
         ended: Callable[[Pick, FailureReason.ValueType | None, bool], None] = lambda *_: None,
         silent: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """timeout_s: for a last report with its retries. wait_s: longest that the end of a request
-        waits for its last report.
-        began, ended: called for each request; `ended` with the failure's reason (None: success)
-        and whether the connection was refused.
+        """send: reports a step. timeout_s: seconds for a last report with its retries. wait_s:
+        longest that the end of a request waits for its last report, seconds. pending_max: last
+        reports under way.
+        began, ended: called for each request; `ended` with the failure's reason (None: success) and
+        whether the connection was refused.
         silent: whether the router that made a reservation is silent now.
         """
         self.send = send
@@ -57,11 +58,12 @@ class Reports:
 
     @property
     def pending(self) -> int:
-        """Last reports under way."""
+        """Number of last reports under way."""
         return len(self._pending)
 
     def start(self, deliver: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None] | None:
-        """Delivers a last report in a task of its own; at the bound counts it as lost: None."""
+        """Delivers a last report in a task of its own; with pending_max under way, counts the
+        report as lost and returns None."""
         if len(self._pending) >= self._pending_max:
             self.lost += 1
             return None

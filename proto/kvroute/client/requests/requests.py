@@ -27,7 +27,7 @@ from kvroute.client.requests.reports import Reports
 
 
 class Made(Protocol):
-    """A request as its router takes it, such as RouteBytes."""
+    """A request in the form that its router takes, such as RouteBytes."""
 
     @property
     def body(self) -> HttpBody | None:
@@ -48,8 +48,8 @@ class PickFrom(Protocol[M_contra]):
         is_final: Callable[[KvRouteError], bool] | None = None,
         on_queued: OnQueued | None = None,
     ) -> Pick:
-        """timeout_s: with all attempts; None: the default. is_final: errors that get no further
-        attempt. on_queued: see RequestCalls.route."""
+        """Routes the request. timeout_s: seconds for all attempts; None: the default. is_final:
+        errors that get no further attempt. on_queued: see RequestCalls.route."""
         ...
 
 
@@ -69,8 +69,8 @@ class RequestCalls(Generic[M]):
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """make: a request of RouteOptions; raises as route_bytes does. counts: those of
-        Attempts."""
+        """make: makes a request of RouteOptions; raises as route_bytes does. pick: routes a
+        request. counts: the counters of Attempts."""
         self._make = make
         self._pick = pick
         self._reports = reports
@@ -81,7 +81,8 @@ class RequestCalls(Generic[M]):
 
     @property
     def reports_lost(self) -> int:
-        """Reports of RoutedRequests that did not arrive; the lease makes good for them."""
+        """Number of reports of RoutedRequests that did not arrive; the lease ends such
+        reservations."""
         return self._reports.lost
 
     @property
@@ -144,16 +145,18 @@ class RequestCalls(Generic[M]):
         return self.request(chat_completion_body=body, **about)
 
     def completion(self, body: Body, **about: Unpack[RequestKeywords]) -> RoutedRequest:
-        """The same for POST /v1/completions."""
+        """request() with the body of POST /v1/completions as its prompt; see chat()."""
         return self.request(completion_body=body, **about)
 
     def messages(self, body: Body, **about: Unpack[RequestKeywords]) -> RoutedRequest:
-        """The same for POST /v1/messages, Anthropic's API."""
+        """request() with the body of POST /v1/messages, Anthropic's API, as its prompt;
+        see chat()."""
         return self.request(messages_body=body, **about)
 
     def responses(self, body: Body, **about: Unpack[RequestKeywords]) -> RoutedRequest:
-        """The same for POST /v1/responses. A body with previous_response_id has no tokens: send it
-        to the worker that gave that response (allowed_worker_ids)."""
+        """request() with the body of POST /v1/responses as its prompt; see chat(). A body with
+        previous_response_id has no tokens: send it to the worker that gave that response
+        (allowed_worker_ids)."""
         return self.request(responses_body=body, **about)
 
     def text(self, prompt: str, **about: Unpack[RequestKeywords]) -> RoutedRequest:

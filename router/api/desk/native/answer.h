@@ -8,14 +8,14 @@
 #include "router/request/wire/native/field_numbers.h"
 #include "router/request/wire/native/wire.h"
 
-/* What a worker's heartbeat says that answers repeat, written. */
+/* The fields of answers that a worker's heartbeat determines, as bytes of the messages named below. */
 typedef struct {
     Span picked;      /* RouteResponse: worker_id, dp_rank, address, labels */
     Span alternative; /* Alternative: worker_id, dp_rank, address */
     Span row;         /* CandidateRow: worker_id, dp_rank, numbers of the operator's own */
 } WrittenWorker;
 
-/* What of a worker only its stream and its load know. */
+/* The fields of a CandidateRow that come from the worker's stream and load, and from the decision. */
 typedef struct {
     Span stream_state;
     int stream_complete;
@@ -24,7 +24,7 @@ typedef struct {
     Span excluded; /* why the row can't be picked */
 } Condition;
 
-/* By the columns of an overlap, in their order. */
+/* Field numbers of OverlapTokens, in the order of the columns of an overlap. */
 static const uint32_t OVERLAP_NUMBERS[] = {
     OVERLAP_TOKENS_RAW,  OVERLAP_TOKENS_USABLE, OVERLAP_TOKENS_DEVICE,
     OVERLAP_TOKENS_HOST, OVERLAP_TOKENS_DISK,   OVERLAP_TOKENS_PREDICTED,
@@ -168,12 +168,12 @@ static void put_receipt(Backward *b, uint32_t number, const Decided *d, const Ab
     put_message(b, number, before);
 }
 
-/* All but the reservation's id, which is the first field and so the last to be written.
+/* Writes a RouteResponse, but for its receipts, its prefill worker and its reservation's id: the id
+ * is the first field, and so the last to be written.
  *
- * workers: of the rows in `order`; conditions: of its first two. engine_priority: NULL if the engine
- * has none. about: NULL for an answer whose receipt is written elsewhere, or left out. new_tokens:
- * that the worker computes. hash_block_size: 0 if tokens are wanted. estimated_ttft_ms: not a number
- * if the policy predicts none. */
+ * workers: of the rows in `order`. engine_priority: NULL if the engine schedules without priorities.
+ * new_tokens: prompt tokens that the worker has yet to compute. hash_block_size: 0 if the caller must
+ * send tokens. estimated_ttft_ms: not a number if the policy predicts none. */
 static void put_answer(Backward *b, const Decided *d, const uint32_t *order, size_t ordered,
                        size_t alternatives, const WrittenWorker *workers, double lease_s,
                        const int32_t *engine_priority, uint64_t new_tokens,

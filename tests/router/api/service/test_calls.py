@@ -568,7 +568,8 @@ class TestSteps:
         assert turns - when_asked >= count // reports.SLICE_STEPS
         answer = router_pb2.ReportResponse.FromString(content)
         assert [one.reservation_id for one in answer.outcomes] == [f"b-{i}" for i in range(count)]
-        assert {one.message for one in answer.outcomes} == {"its replica, b, does not answer"}
+        message = "replica b, which made the reservation, does not answer"
+        assert {one.message for one in answer.outcomes} == {message}
 
     async def test_cancels_without_answers_give_others_a_turn(self, stage: Served) -> None:
         items = stage.texts.items()

@@ -75,11 +75,12 @@ class TestReport:
             step(held, "FAILED", failure_reason=9),
             step(held, "FAILED", failure_reason=router_pb2.FAILURE_REASON_WORKER),
         )
+        states = "expected PREFILL_DONE, RUNNING, FINISHED or FAILED"
         assert told == [
             (UNKNOWN, ""),
-            (INVALID, "unknown state 0"),
-            (INVALID, "unknown state 77"),
-            (INVALID, "unknown failure_reason 9"),
+            (INVALID, f"unknown state 0: {states}"),
+            (INVALID, f"unknown state 77: {states}"),
+            (INVALID, "unknown failure_reason 9: expected a kvroute.v1.FailureReason"),
             (APPLIED, ""),
         ]
         assert stage.fleet.core.endings == {"failed_worker": 1}

@@ -104,11 +104,11 @@ async def test_a_running_request_keeps_its_place_and_the_outcome_says_so() -> No
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        ({"reservation_id": "r", "priority": 1}, "a reservation_id or a request_id, not both"),
+        ({"reservation_id": "r", "priority": 1}, "both a reservation_id and a request_id"),
         ({"request_id": "a" * 1025, "priority": 1}, "request_id is longer than 1024 characters"),
-        ({"state": ProgressState.PROGRESS_STATE_FAILED}, "by failure_reason CANCELLED alone"),
-        ({"state": ProgressState.PROGRESS_STATE_RUNNING, "priority": 1}, "the state is FAILED"),
-        ({}, "has a priority, or the state FAILED"),
+        ({"state": ProgressState.PROGRESS_STATE_FAILED}, "needs failure_reason CANCELLED"),
+        ({"state": ProgressState.PROGRESS_STATE_RUNNING, "priority": 1}, "has the state FAILED"),
+        ({}, "needs a priority or the state FAILED"),
     ],
 )
 async def test_a_step_that_means_nothing_is_invalid(step: dict[str, Any], message: str) -> None:
