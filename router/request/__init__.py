@@ -1,1 +1,1 @@
-"""Requests, and the reasons for refusals. Pure; knows no gRPC."""
+"""Requests, their prompts and tokens, and the reasons for refusals. Nothing here imports gRPC."""

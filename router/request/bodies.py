@@ -1,7 +1,8 @@
-"""Formats of HTTP bodies, a record each: paths, fields that routing reads, the prompt's tokens, the
-request to a worker, its answer. Pure.
+"""Formats of HTTP request bodies. Each has a record (BodyFormat) with its paths, the fields that
+routing reads, and how its prompt, its request to a worker and its answer are treated. Pure.
 
-Gateway, picker, renderers, commands, metrics and pages walk FORMATS, and compare no format's name.
+Gateway, picker, renderers, commands, metrics and pages iterate over FORMATS, and compare no
+format's name.
 """
 
 from collections.abc import Mapping
@@ -13,8 +14,8 @@ from router.request.error_forms import ANTHROPIC, OPENAI, OPENAI_RESPONSES, Erro
 
 
 class Templated(Enum):
-    """A form of bodies whose prompt the model's chat template writes; each engine's dialect treats
-    it in its own way (dialects/table.py)."""
+    """Kinds of bodies whose prompt the model's chat template writes. An engine's dialect
+    (dialects/table.py) says how that engine turns such a body into the template's input."""
 
     CHAT = auto()
     MESSAGES = auto()
@@ -23,50 +24,56 @@ class Templated(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BodyFormat:
-    """A format of HTTP bodies. The defaults are those of OpenAI's API."""
+    """A format of HTTP request bodies. The defaults of the fields fit OpenAI's chats and
+    completions."""
 
     name: str
     """The format's name in `kvroute render --kind`, in metrics, and at the beginning of a prompt's
     shape."""
     about: str
-    """A request of it, for the pages."""
+    """Phrase that describes a request of this format, for the documentation pages."""
     paths: tuple[str, ...] = ()
-    """Paths of its POST requests."""
+    """URL paths to which clients POST bodies of this format."""
     option: str = ""
-    """The prompt's field in RouteRequest, and the client's option; empty: routers make no tokens of
-    it, and requests go by load and estimated length."""
+    """Name of the body's field in RouteRequest and of the client's option for it. Empty: routers
+    make no tokens of this format, and its requests are routed by load and estimated length."""
     text_of: Optional["BodyFormat"] = None
-    """The bytes are a text, the prompt of that format; None: they are a JSON object."""
+    """Format whose prompt the bytes are, as plain text; None: the bytes are a JSON object."""
     templated: Templated | None = None
-    """None: the body has the prompt, as text or as tokens."""
+    """How the chat template makes the prompt; None: the body has the prompt, as text or as tokens.
+    """
     session_field: str = "prompt_cache_key"
-    """The session's name, or metadata whose user_id ends in one."""
+    """Body field with the session id; `metadata`: an object whose user_id ends with the session id.
+    """
     limit_fields: tuple[str, ...] = ("max_completion_tokens", "max_tokens")
-    """Bounds on the answer's tokens; the first that is set counts."""
+    """Body fields that bound the answer's tokens; the first that is set counts."""
     is_continued: bool = False
-    """A request may go on from an earlier answer, or after its own: both need a certain worker."""
+    """Whether a request may continue an earlier answer, or be computed in the background. Both need
+    the worker that stores the answer."""
     takes_priority: bool = True
-    """Engines have a field `priority` in it."""
+    """Whether engines read a field `priority` of the body."""
     takes_tokens: bool = False
-    """Engines take the prompt's tokens beside it."""
+    """Whether engines accept the prompt's tokens in addition to the body."""
     may_pair: bool = True
-    """A prefill worker and a decode worker can share the request."""
+    """Whether a prefill worker and a decode worker can share the request."""
     prefill_fields: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the request to a prefill worker."""
     usage_is_option: bool = False
-    """A stream has its usage only if stream_options.include_usage asks for it."""
+    """Whether a streamed answer reports usage only if stream_options.include_usage is set."""
     usage_begins: bool = False
-    """A stream's first event has the prompt's tokens, and its last one may lack them."""
+    """Whether a streamed answer's first event has the count of prompt tokens, which the last event
+    may lack."""
     usage_within: str = ""
-    """First field of the usage, where fields of any length may follow it in an answer; empty: it
-    stands at the answer's end."""
+    """First field of the answer's usage object, where long fields may follow that object; empty:
+    the usage is at the answer's end."""
     first_token: tuple[bytes, ...] = ()
-    """Words of a stream's events that a first token brings; none: every event does."""
+    """Byte strings of which a streamed event has one if it comes with or after the first token;
+    empty: every event does."""
     finish_field: str = "finish_reason"
-    """Field that says why the answer ended; empty: none is read."""
+    """Answer's field that says why the answer ended; empty: no reason is read."""
     finish_words: tuple[str, ...] = ()
-    """Instead of that field: words of an answer in OpenAI's responses, where they stand as its
-    reason, its status or an item's type; the first of them that it has says why it ended."""
+    """Words that are looked for in place of finish_field: reasons, statuses and item types of
+    OpenAI's responses. The first of them that the answer has says why it ended."""
     errors: ErrorForm = OPENAI
 
     @property
@@ -146,11 +153,11 @@ FORMATS = (CHAT, COMPLETION, MESSAGES, RESPONSES, TEXT, LOAD)
 PATHS = {path: body for body in FORMATS for path in body.paths}
 """Paths of requests that are forwarded to a worker, all of them POST."""
 WITH_TOKENS = {body.option: body for body in FORMATS if body.option}
-"""Formats of which routers make tokens, by their option of a route."""
+"""Formats of which routers make tokens, by the name of their field in RouteRequest."""
 BY_NAME = {body.name: body for body in FORMATS}
 
 
 def errors_on(path: str) -> ErrorForm:
-    """Form of errors on a path; OpenAI's for a path of no format."""
+    """Form of the errors that are answered on an HTTP path; OpenAI's for an unknown path."""
     body = PATHS.get(path)
     return OPENAI if body is None else body.errors

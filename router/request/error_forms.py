@@ -1,4 +1,4 @@
-"""Forms of errors that clients' libraries read: the body, and a stream's last event. Pure."""
+"""Forms of HTTP errors that OpenAI's and Anthropic's client libraries read. Pure."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,13 +24,14 @@ _ANTHROPIC_TYPES = {
 
 
 class ErrorForm(NamedTuple):
-    """One form of errors."""
+    """How an error is written: as the body of an answer, and as the last event of a streamed
+    answer."""
 
     body: Callable[[int, str, str, str | None], Json]
-    """The body of an error, from an HTTP status, a code, a message, and the body's field at
-    fault."""
+    """Makes the body from an HTTP status, a code, a message, and the name of the request's field at
+    fault; None: no field is."""
     event: Callable[[Json, int], Json] = lambda body, number: body
-    """The data of a stream's last event, of a body and the event's number."""
+    """Makes the data of a stream's last event from an error's body and the event's number."""
     event_head: bytes = b"event: error\ndata: "
 
 

@@ -1,4 +1,4 @@
-"""Conditions of a request on its worker, beside model and role. Pure."""
+"""Conditions that a request sets on its worker, in addition to model and role. Pure."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,8 @@ class Narrowing(NamedTuple):
     """
 
     lora_name: str = ""
-    """That of the prompt."""
+    """LoRA of the prompt. A worker that lists its LoRAs, lacks this one and can't load it is
+    excluded."""
     required_labels: frozenset[tuple[str, str]] = frozenset()
     allowed_workers: frozenset[str] = frozenset()
     excluded_workers: frozenset[str] = frozenset()
@@ -20,7 +21,7 @@ class Narrowing(NamedTuple):
 
     @property
     def or_none(self) -> "Narrowing | None":
-        """The same, or None where it excludes no worker."""
+        """These conditions, or None if they exclude no worker."""
         return self if any(self) else None
 
     @property
@@ -30,12 +31,13 @@ class Narrowing(NamedTuple):
 
     @property
     def confines(self) -> bool:
-        """Whether the prompt is for some workers alone, so that others get no copy of it: by any
-        field but excluded workers, which failed, and the LoRA, which copies have themselves."""
+        """Whether labels or allowed workers reserve the prompt for some workers, so that no other
+        gets a copy of it. excluded_workers (they failed) and lora_name (a copy keeps it) don't
+        count."""
         return any(self._replace(lora_name="", excluded_workers=frozenset()))
 
     def excludes(self, worker_id: str, heartbeat: Heartbeat) -> str:
-        """Reason why it excludes a worker; empty where it doesn't."""
+        """Reason why these conditions exclude a worker; empty: they don't."""
         if worker_id in self.excluded_workers:
             return "excluded by the request"
         if self.allowed_workers and worker_id not in self.allowed_workers:

@@ -1,5 +1,5 @@
-"""A prompt as the router sees it: a length, and hashes in whatever block size a pool asks for, if
-more than the length is known."""
+"""A prompt as the router sees it: its length and, if its tokens or hashes are known, PrefixHashes
+in the block size that a pool uses."""
 
 from collections.abc import Iterable, Iterator
 
@@ -19,20 +19,21 @@ from indexer.hashing import (
 from router.request.refusal import Reason, Refusal
 
 ITEM_LAYERS_MAX = 8
-"""How often items may cover a prompt on average. A video with its sound covers it twice; a hostile
-client would make us hash the whole prompt again for every item."""
+"""Most multimodal items that may cover a token, on average over a prompt. A video with its sound
+covers its tokens twice; without a bound, each further item would cost the hashing of the whole
+prompt once more."""
 
 _NONE: HashArray = np.empty(0, np.uint64)
 ESTIMATED_BLOCKS_TOKENS = 8192
-"""Tokens whose blocks count as load, of a prompt of which only the length is known: blocks make a
-worker full, and an image's bytes, say, are hardly ever tokens."""
+"""Most tokens whose blocks count as load, of a prompt with an estimated length. An estimate counts
+an image's bytes as tokens, and must not fill a worker with blocks."""
 STEP_BLOCKS = 1 << 14
 """Blocks that are hashed in one step: 2 ms where 8 items cover each of them."""
 
 
 class Prompt:
-    """Tokens, or BlockHashes that the caller made, or a length alone, which matches nothing. Hashes
-    once for each block size."""
+    """A prompt known by its tokens, by BlockHashes that the caller made, or by its length alone,
+    which matches no cached block. PrefixHashes are computed once for each block size."""
 
     def __init__(
         self,
@@ -50,15 +51,14 @@ class Prompt:
         self.lora_name = lora_name
         self.cache_salt = cache_salt
         self.hashes_block_size = hashes_block_size
-        """Block size of the caller's hashes, tokens; 0: there are none."""
+        """Tokens of a block of the caller's hashes; 0: the caller gave no hashes."""
         self._token_bytes = token_bytes
         self._digest = digest
-        """Digest of the text or body of which a length alone was estimated; empty: there is
-        none."""
+        """Digest of the text or body from which the length was estimated; empty: no digest."""
         self._seed = hash_seed(lora_name, cache_salt) if lora_name or cache_salt else HASH_SEED
         self._items = tuple(items)
         self.has_items = bool(self._items)
-        """Images, sounds or the like cover some of its tokens."""
+        """Whether images, sounds or other media cover some of the prompt's tokens."""
         self._hashes = _NONE if hashes is None else hashes
         self._prefixes: dict[int, HashArray] = {}
 
@@ -75,7 +75,8 @@ class Prompt:
         cache_salt: str = "",
         items: Iterable[MultimodalItem] = (),
     ) -> "Prompt":
-        """A prompt of little-endian u32 token ids; raises Refusal when they are none."""
+        """A prompt of token ids, little-endian u32. Raises Refusal if there are none, if the bytes
+        are no multiple of 4, or if an item is outside of the prompt."""
         if not token_bytes:
             raise Refusal(Reason.EMPTY_PROMPT, "the prompt has no tokens")
         if len(token_bytes) % 4:
@@ -100,9 +101,12 @@ class Prompt:
     def from_hashes(
         cls, hashes: HashArray, block_size: int, prompt_tokens: int, *, lora_name: str = ""
     ) -> "Prompt":
-        """A prompt of BlockHashes, salts included; raises Refusal when the numbers don't fit."""
+        """A prompt of BlockHashes, which include its LoRA and cache salt. Raises Refusal unless
+        there is one hash for each full block of prompt_tokens."""
         if block_size < 1:
-            raise Refusal(Reason.MALFORMED_PROMPT, "block_hashes needs its block_size, in tokens")
+            raise Refusal(
+                Reason.MALFORMED_PROMPT, "block_hashes needs its block_size, 1 token or more"
+            )
         if not prompt_tokens:
             raise Refusal(
                 Reason.EMPTY_PROMPT, "block_hashes needs prompt_tokens, the prompt's length"
@@ -117,8 +121,9 @@ class Prompt:
 
     @classmethod
     def from_length(cls, token_count: int, *, lora_name: str = "", digest: bytes = b"") -> "Prompt":
-        """A prompt of which only the length is known. digest: of a text that the length was
-        estimated of, so that two texts of one length have two fingerprints. Raises Refusal."""
+        """A prompt of which only the length is known. digest: hash of the text from which the
+        length was estimated, so that texts of equal length differ in fingerprint. Raises Refusal
+        for 0 tokens."""
         if not token_count:
             raise Refusal(Reason.EMPTY_PROMPT, "estimated_tokens is 0: the prompt has no tokens")
         return cls(token_count, lora_name=lora_name, digest=digest)
@@ -127,7 +132,8 @@ class Prompt:
     def from_prefixes(
         cls, prefixes: HashArray, block_size: int, prompt_tokens: int, *, lora_name: str = ""
     ) -> "Prompt":
-        """A prompt of which only the PrefixHashes are known, in one block size; 0: nothing is."""
+        """A prompt of which only the PrefixHashes are known, in blocks of block_size tokens; 0: no
+        hashes are known."""
         prompt = cls(
             prompt_tokens, hashes=prefixes, hashes_block_size=block_size, lora_name=lora_name
         )
@@ -136,9 +142,8 @@ class Prompt:
 
     @property
     def only_block_size(self) -> int:
-        """The only block size in which this prompt can be compared; 0: any size, also for a prompt
-        without a full block, which matches nothing.
-        """
+        """Only block size, in tokens, in which this prompt can be compared with caches. 0: any
+        size; so it is for a prompt shorter than a block, which matches nothing."""
         return self.hashes_block_size if self.token_count >= self.hashes_block_size else 0
 
     @property
@@ -149,8 +154,8 @@ class Prompt:
         return 2 * self._hashes.nbytes or self.token_count // 2
 
     def prefixes(self, block_size: int) -> HashArray:
-        """PrefixHashes of the full blocks; none for a size of 0, or one that the caller's hashes
-        aren't in."""
+        """PrefixHashes of the full blocks. Empty for a block size of 0, or one that differs from
+        that of the caller's hashes."""
         prefixes = self._prefixes.get(block_size)
         if prefixes is None:
             prefixes = self._prefixes[block_size] = self._made(block_size)
@@ -167,7 +172,8 @@ class Prompt:
         return prefix_hashes(block_hashes(tokens, block_size, self._seed, self._items))
 
     def hashed(self, block_size: int) -> Iterator[None]:
-        """Makes the PrefixHashes of a block size, in steps of STEP_BLOCKS blocks."""
+        """Computes the PrefixHashes that `prefixes` then returns; yields after each STEP_BLOCKS
+        blocks, so that other work has its turn."""
         tokens = self._token_bytes
         if tokens is None or block_size < 1 or block_size in self._prefixes:
             self.prefixes(block_size)
@@ -183,8 +189,8 @@ class Prompt:
         self._prefixes[block_size] = prefix_hashes(np.concatenate(parts))
 
     def own_blocks(self, block_size: int) -> int:
-        """Blocks that no other request can share: the last, partial one; of a prompt of which only
-        the length is known, those of its first ESTIMATED_BLOCKS_TOKENS."""
+        """Number of blocks that no other request can share: 1 if the last block is partial. If only
+        the length is known: all blocks of the first ESTIMATED_BLOCKS_TOKENS tokens."""
         if block_size < 1:
             return 1
         if self._token_bytes is not None or self.hashes_block_size:
@@ -192,18 +198,17 @@ class Prompt:
         return -(-min(self.token_count, ESTIMATED_BLOCKS_TOKENS) // block_size)
 
     def leading_tokens(self, count: int) -> bytes | None:
-        """The first tokens, little-endian u32; None where they are not all there is (images), or
-        not known."""
+        """The first `count` tokens, little-endian u32; None if tokens are unknown, or an item such
+        as an image begins among them."""
         if self._token_bytes is None or any(item.first_token < count for item in self._items):
             return None
         return bytes(self._token_bytes[: 4 * count])
 
     def fingerprint(self, block_size: int) -> int:
-        """A value that differs from that of any other prompt, LoRA and salt included, for the same
-        block size.
+        """64-bit hash that stands for the prompt with its LoRA and cache salt, in one block size.
 
-        It is made of the last PrefixHash, which is computed once a worker is picked, and of the
-        tokens after it, or of the digest. BlockHashes are taken in their own block size.
+        Made of the last PrefixHash, the tokens after its block (or the digest), and the length.
+        With the caller's BlockHashes, their own block size takes the place of block_size.
         """
         size = self.hashes_block_size or block_size
         prefixes = self.prefixes(size)
@@ -218,7 +223,8 @@ class Prompt:
 
 
 def _part(item: MultimodalItem, begin: int, end: int) -> MultimodalItem | None:
-    """The part of an item that lies between two tokens, as seen from the first."""
+    """The part of an item that lies in tokens `begin` to `end`, its place counted from `begin`;
+    None: no part does."""
     first = max(item.first_token, begin)
     last = min(item.first_token + item.token_count, end)
     return MultimodalItem(item.content_hash, first - begin, last - first) if first < last else None

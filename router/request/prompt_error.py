@@ -25,12 +25,12 @@ class PromptError(Exception):
 
 
 def malformed(message: str) -> PromptError:
-    """The error for a body that its engine would refuse, too."""
+    """The error (MALFORMED_BODY) for a body that every engine would refuse."""
     return PromptError(Reason.MALFORMED_BODY, message)
 
 
 def unsupported(message: str) -> PromptError:
-    """The error for a body whose tokens only an engine can make."""
+    """The error (UNSUPPORTED_CONTENT) for a body whose tokens only an engine can make."""
     return PromptError(Reason.UNSUPPORTED_CONTENT, message)
 
 
@@ -45,5 +45,5 @@ _TYPES: dict[type, str] = {
 
 
 def type_name(value: Any) -> str:
-    """The JSON name of a decoded value's type, for messages."""
+    """JSON type of a decoded value with its article, such as `an array`, for error messages."""
     return _TYPES.get(type(value), "an object")

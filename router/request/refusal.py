@@ -6,9 +6,8 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """A reason for a refusal, with its statuses and its meaning. Its value is that of
-    google.rpc.ErrorInfo.reason, and of a metric's label.
-    """
+    """A reason for a refusal, with its gRPC and HTTP status and its meaning. Its value is the text
+    of google.rpc.ErrorInfo.reason, and of a metric's label."""
 
     grpc_status: str
     """Name of a grpc.StatusCode."""
@@ -40,7 +39,7 @@ class Reason(StrEnum):
     )
     MALFORMED_BODY = (
         "MALFORMED_BODY", "INVALID_ARGUMENT", 400,
-        "The body of a prompt without tokens is no JSON that an engine would take.",
+        "The request's prompt is a body that is no JSON, or none that an engine would take.",
     )
     TEMPLATE_REFUSED = (
         "TEMPLATE_REFUSED", "INVALID_ARGUMENT", 400,
@@ -59,7 +58,8 @@ class Reason(StrEnum):
     )
     RENDERER_UNAVAILABLE = (
         "RENDERER_UNAVAILABLE", "UNAVAILABLE", 503,
-        "Tokens for the prompt can not be had now, and `require_tokens` is set.",
+        "Neither the router nor an engine can make the prompt's tokens now, and `require_tokens` "
+        "is set. Try again.",
     )
     RENDER_QUEUE_FULL = (
         "RENDER_QUEUE_FULL", "RESOURCE_EXHAUSTED", 429,
@@ -106,7 +106,7 @@ class Reason(StrEnum):
     )
     DRAINING = (
         "DRAINING", "UNAVAILABLE", 503,
-        "This router stops. Another one takes the request.",
+        "This router is stopping. Send the request to another router.",
     )
     ALL_WORKERS_FULL = (
         "ALL_WORKERS_FULL", "RESOURCE_EXHAUSTED", 429,
@@ -148,7 +148,7 @@ class Reason(StrEnum):
     )
     TOO_MANY_BYTES = (
         "TOO_MANY_BYTES", "RESOURCE_EXHAUSTED", 429,
-        "Messages that are being handled hold 128 MiB; at the gateway, bodies hold "
+        "Messages that are being handled hold 128 MiB, the bound; at the gateway, bodies hold "
         "`requests.bodies_mib_max`.",
     )
     TOO_MANY_WATCHES = (
@@ -227,6 +227,6 @@ class Refused:
     output_tokens: int | None = None
     """Output tokens that the request expected."""
     entries: Mapping[str, int] = field(default_factory=dict)
-    """How many entries its lists and maps had, by the contract's names; empty ones left out."""
+    """Number of entries of each list and map of the request that is not empty, by field name."""
     waited_s: float = 0.0
     """Seconds in the router's queue; 0: it did not wait."""

@@ -1,17 +1,18 @@
-"""The tokens of prompts that came without tokens, for one process: its children, the engines that
-it asks, and the proof of what the children make.
+"""Makes the tokens of one process's prompts that came as text or as a body. Child processes make
+the router's own tokens, engines make theirs, and comparisons prove the children's.
 
-    body -> own tokens (a child) -> proven? -> these
-                                    else    -> the engine's, compared with ours
-                                    neither -> an estimate of the length
+    body -> a child's tokens, if their shape is proven
+         -> else an engine's tokens, compared with the child's
+         -> else an estimate of the length
 
 Laws:
 - tokens are called verified only if their shape is proven, if a configured render service gave
   them, or if the engine that gave them is the one that the request goes to;
-- what an engine answers costs a request ASK_S at most, and refuses none;
+- an engine's answer delays a request by ASK_S at most, unless its caller requires tokens, and
+  refuses none;
 - a prompt without tokens ends with an estimate and a reason, or, where its caller requires tokens
   or the body itself is wrong, with PromptError; no other exception leaves `tokens_of`;
-- a reservation's tokens are compared with its answer's own count once at most;
+- a reservation's token count is compared with the count in its answer once at most;
 - tokens of a configuration that is no longer in force prove nothing and bar nothing.
 """
 
@@ -49,21 +50,24 @@ from router.request.proving.proof import Difference, Proof, State, Target
 from router.request.refusal import Reason
 
 BYTES_A_TOKEN = 4
-"""Bytes of a body that an estimate takes for a token."""
+"""Bytes of a body that an estimate counts as one token."""
 REMEMBERED_MAX = 65_536
-"""Reservations whose count is compared when their answer is reported."""
+"""Most reservations that are remembered until the token count of their answer is compared."""
 WORKERS_MAX = 4096
-"""Workers whose canaries ran; past the bound the first one's run again."""
+"""Most workers remembered as having run canaries; past the bound, the oldest one's run again."""
 CANARIES_MAX = 2
-"""Workers whose canaries run at once: children and engines have the prompts of clients, too."""
+"""Most workers whose canaries run at once: children and engines have clients' prompts to do, too.
+"""
 CANARIES_AGAIN_S = 60.0
-"""Seconds from canaries of which the worker gave no tokens to the next ones."""
+"""Seconds until canaries run again on a worker that gave tokens for none of them."""
 AUDITS_MAX = 4
-"""Comparisons after the fact at once; further ones are left out."""
+"""Most audits (comparisons of proven tokens with an engine's) at once; further ones are left out.
+"""
 AFFINITY_BYTES = 2048
-"""Bytes of a body, from its begin, that say to which child it goes."""
+"""Leading bytes of a body whose hash chooses the child process for it."""
 REFUSED = frozenset((Reason.MALFORMED_BODY, Reason.TEMPLATE_REFUSED, Reason.PROMPT_TOO_LONG))
-"""The body's own fault: it is refused, whether or not its caller requires tokens."""
+"""Reasons of a PromptError for which the request is refused, whether or not its caller requires
+tokens: the body is at fault."""
 ESTIMATED = frozenset(
     (
         Reason.UNSUPPORTED_CONTENT,
@@ -79,7 +83,8 @@ log = logging.getLogger("kvroute.prompts")
 
 
 class Source(StrEnum):
-    """Where a model's tokens come from, as configured."""
+    """Configured source of a model's tokens: children where proven, else engines (auto); children
+    alone (local); engines alone (engine); none (off)."""
 
     AUTO = "auto"
     LOCAL = "local"
@@ -88,7 +93,7 @@ class Source(StrEnum):
 
 
 class MadeBy(StrEnum):
-    """The source that made the tokens; its values are values of a metric's label."""
+    """The source that made a prompt's tokens; its values are values of a metric's label."""
 
     LOCAL = "local"
     ENGINE = "engine"
@@ -96,30 +101,31 @@ class MadeBy(StrEnum):
 
 
 class ModelPrompts(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model's prompts become tokens."""
+    """Settings by which one model's prompts become tokens."""
 
     source: Source = Source.AUTO
     renderer: RendererSettings | None = None
-    """None: the router makes none by itself."""
+    """Settings of the children's rendering; None: children make no tokens for this model."""
     render: str = ""
-    """Address of a render service that takes the place of workers; empty: none."""
+    """HTTP base of a render service, which is called in place of workers; empty: none."""
     processes: int = 2
     memory_bytes: int = MEMORY_BYTES + CACHE_BYTES
-    """Address space of each."""
+    """Most address space of each child process, in bytes."""
     audit_share: float = 0.001
-    """Share of the prompts with proven tokens that is compared with the engine's after the fact."""
+    """Share (0 to 1) of the prompts with proven tokens for which an engine's tokens are also
+    fetched and compared, in the background."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineAt:
-    """A worker that gives tokens."""
+    """A worker whose engine can be called for tokens."""
 
     kind: str
     version: str
     address: str
     """http://host:port"""
     identity: str
-    """Another one after the engine's restart."""
+    """Identity of the engine's present run: it differs after a restart."""
     model: str
     """The name by which the engine serves the model."""
     worker_id: str = ""
@@ -138,7 +144,7 @@ class PromptAsk:
     """Seconds until the caller's deadline; inf: it has none."""
     require: bool = False
     source: Source | None = None
-    """The source in the place of the configured one; None: the configured one."""
+    """Source that takes the place of the configured one; None: the configured source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +158,18 @@ class PromptTokens:
     digest: str = ""
     shape: str = ""
     reason: str = ""
-    """The reason of an estimate: why there are no tokens; empty: there are."""
+    """Why there is only an estimate; empty: there are tokens."""
     items: tuple[Item, ...] = ()
     own: "Own | None" = None
-    """What the answer's count is compared with; None: nothing is."""
+    """The router's own token count, which is compared with the answer's; None: no comparison."""
     only_for: str = ""
-    """The worker whose engine alone gave them; empty: they hold for all workers."""
+    """Id of the worker whose engine made the tokens and for which alone they are certain; empty:
+    they hold for all workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """The router's own tokens of a prompt."""
+    """What a later comparison needs of the router's own tokens of a prompt: shape and count."""
 
     model: str
     target: Target
@@ -172,17 +179,17 @@ class Own:
 
 @dataclass(slots=True)
 class _Case:
-    """A prompt on its way to its tokens, with what is known so far."""
+    """State of one `tokens_of` call: the prompt, and what is known so far of its tokens."""
 
     ask: PromptAsk
     settings: ModelPrompts
     target: Target
     own: Done | None = None
-    """What a child made of it; None: it has made nothing."""
+    """The child's result; None: there is none."""
     own_bytes: bytes = b""
     """The child's tokens."""
     failed: PromptError | None = None
-    """Why a child made nothing."""
+    """The child's error; None: there is none."""
     shape: str = ""
 
     @property
@@ -195,7 +202,8 @@ _DEFAULT = ModelPrompts()
 
 
 class Prompts:
-    """Makes the tokens of one process's prompts. Made in a running event loop; must be closed."""
+    """Makes the tokens of one process's prompts. Construct it in a running event loop; `close` ends
+    it."""
 
     def __init__(
         self,
@@ -212,7 +220,7 @@ class Prompts:
         self.digests: dict[str, str] = {}
         """Digests of the tokenizers that were loaded, by model."""
         self.faults: dict[str, str] = {}
-        """Why a model has no tokenizer here."""
+        """Why this process can't load a model's tokenizer, by model."""
         self.made: Counter[tuple[MadeBy, BodyFormat]] = Counter()
         self.estimates: Counter[tuple[str, BodyFormat]] = Counter()
         """Estimated prompts by reason."""
@@ -223,7 +231,7 @@ class Prompts:
         self.lacking: dict[tuple[str, str], str] = {}
         """Models and workers whose engines give no tokens at all -> why."""
         self.render_s = 0.0
-        """Time of rendering in children."""
+        """Seconds that children have spent rendering, in sum."""
         self.renders = 0
         self.audits_left_out = 0
         self.models = dict(models)
@@ -236,11 +244,12 @@ class Prompts:
         self._remembered: OrderedDict[str, tuple[Own, str]] = OrderedDict()
         """The router's own tokens by reservation, each with the id of its worker."""
         self._seen: OrderedDict[tuple[str, str], float] = OrderedDict()
-        """Models and identities of workers whose canaries ran, or run -> when they run again."""
+        """(model, identity of a worker's engine) whose canaries ran or run -> loop time after which
+        they run again; inf: they don't."""
         self._canaries_open = asyncio.Semaphore(CANARIES_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._comparing: set[asyncio.Task[None]] = set()
-        """Those of them that end with the process, and need not be finished."""
+        """Those of `_tasks` that compare tokens; `close` cancels them."""
         self._audits = 0
         self._random_share = random_share or random.Random().random
 
@@ -260,8 +269,8 @@ class Prompts:
         return sum((pool.killed for pool in self._children.values()), self._killed.copy())
 
     def configure(self, models: Mapping[str, ModelPrompts]) -> None:
-        """Puts another configuration in force: canaries run again for every worker, and models
-        whose settings changed are compared again.
+        """Puts another configuration in force: canaries run again for every worker, and for models
+        whose settings changed, proofs are dropped and children restarted. models: settings by name.
         """
         changed = [
             name
@@ -283,7 +292,7 @@ class Prompts:
             self._keep(asyncio.get_running_loop().create_task(self._end(pool)))
 
     async def close(self) -> None:
-        """Ends the children and the open questions."""
+        """Ends the children and the open calls to engines."""
         for task in self._comparing:
             task.cancel()
         while self._tasks:
@@ -298,7 +307,8 @@ class Prompts:
         self._killed.update(pool.killed)
 
     async def tokens_of(self, ask: PromptAsk) -> PromptTokens:
-        """The tokens of a prompt, or an estimate of its length. Raises PromptError."""
+        """The tokens of a prompt, or an estimate of its length. Raises PromptError if the body is
+        at fault, or if its caller requires tokens and there are none."""
         try:
             made = await self._made(ask)
         except PromptError as error:
@@ -326,10 +336,9 @@ class Prompts:
         )
 
     def on_pick(self, reservation_id: str, made: PromptTokens, worker_id: str = "") -> PromptTokens:
-        """Records the worker of a prompt, to compare the answer's token count later. Returns the
-        tokens, which are marked unverified for an odd worker, and for another worker than the one
-        that gave them.
-        """
+        """Records the worker of a prompt, to compare the answer's token count later. Returns
+        `made`, marked unverified if the worker is odd (see Proof), or if the tokens are certain for
+        another worker alone."""
         own = made.own
         if made.only_for and made.only_for != worker_id:
             made = replace(made, verified=False)
@@ -342,7 +351,8 @@ class Prompts:
         return made
 
     def on_answer(self, reservation_id: str, prompt_tokens: int) -> None:
-        """Compares an answer's own count of its prompt's tokens."""
+        """Compares the prompt tokens that an answer reports with the router's own count, if
+        `on_pick` recorded the reservation."""
         remembered = self._remembered.pop(reservation_id, None)
         if remembered is None:
             return
@@ -359,7 +369,8 @@ class Prompts:
             self._differs(own.model, own.target, own.shape, difference)
 
     def rests(self, engine: EngineAt) -> bool:
-        """Whether an engine's answers were unusable lately, so that it gets no questions."""
+        """Whether an engine gets no calls for tokens for a while, since its last answers were
+        unusable."""
         return self._engines.rests(engine.address)
 
     def _note_lacking(self, model: str, engine: EngineAt, why: str) -> None:
@@ -367,11 +378,11 @@ class Prompts:
             self.lacking[model, engine.worker_id] = why
 
     def is_odd(self, model: str, engine: EngineAt) -> bool:
-        """Whether a worker makes other tokens than the other workers of its engine."""
+        """Whether a worker makes other tokens than others with the same engine and version."""
         return bool(self.proof.odd(model, _target(engine), engine.worker_id))
 
     async def _made(self, ask: PromptAsk) -> PromptTokens:
-        """Raises PromptError."""
+        """The tokens of a prompt from the source in force. Raises PromptError if there are none."""
         settings = self.models.get(ask.model, _DEFAULT)
         source = ask.source or settings.source
         if source is Source.OFF:
@@ -400,7 +411,7 @@ class Prompts:
         try:
             theirs = await self._theirs(ask, settings, inf if ask.require else ASK_S)
         except EngineRefused as error:
-            return self._without_engine(case, f"it refuses it: {error}")
+            return self._without_engine(case, f"the engine refuses the body: {error}")
         except EngineAway as error:
             if isinstance(error, EngineLacks) and ask.engine is not None:
                 self._note_lacking(ask.model, ask.engine, str(error))
@@ -415,7 +426,8 @@ class Prompts:
         return self.proof.state(case.ask.model, case.target, case.shape)
 
     def _of_engine(self, case: _Case, theirs: EngineTokens) -> PromptTokens:
-        """The engine's tokens, compared with ours if there are any, unless the shape is barred."""
+        """The result for tokens that an engine gave. They are compared with the router's own, if
+        there are any and their shape is not barred."""
         model, own = case.ask.model, case.own
         if own is not None:
             self._compared(case, theirs.token_bytes)
@@ -437,16 +449,17 @@ class Prompts:
         )
 
     def _without_engine(self, case: _Case, why: str) -> PromptTokens:
-        """No engine gave tokens: ours, if nothing speaks against them. Raises PromptError."""
+        """The result where no engine gave tokens, for the reason `why`: the router's own tokens.
+        Raises PromptError if there are none, or if their shape is barred."""
         if (failed := case.failed) is not None:
             message = failed.message
             if failed.reason not in REFUSED:
-                message = f"{message}; and no engine gave its tokens: {why}"
+                message = f"{message}; and no engine gave the body's tokens: {why}"
             raise PromptError(failed.reason, message, failed.shape)
         if case.own is None or self._state(case) is State.BARRED:
             message = f"no engine gave tokens: {why}"
             if case.own is not None:
-                message = f"the router's own tokens differed for this shape, and {message}"
+                message = f"the router's own tokens differed for such prompts, and {message}"
             raise PromptError(Reason.RENDERER_UNAVAILABLE, message, case.shape)
         return self._local(case, case.own)
 
@@ -462,7 +475,7 @@ class Prompts:
         )
 
     async def _own(self, ask: PromptAsk, settings: ModelPrompts) -> tuple[Done, bytes]:
-        """Tokens of the router's own making; raises PromptError."""
+        """A child's result and tokens (little-endian u32); raises PromptError."""
         model = ask.model
         if settings.renderer is None:
             raise PromptError(
@@ -493,7 +506,8 @@ class Prompts:
     async def _theirs(
         self, ask: PromptAsk, settings: ModelPrompts, limit_s: float = inf
     ) -> EngineTokens:
-        """Tokens of an engine's making, within this limit; raises EngineAway, EngineRefused."""
+        """Tokens from the prompt's engine or the render service, within limit_s seconds; raises
+        EngineAway, EngineRefused."""
         if ask.engine is None and not settings.render:
             raise EngineAway("no worker of the model can be reached now")
         name = ask.engine.model if ask.engine is not None else ask.model
@@ -512,7 +526,7 @@ class Prompts:
         )
 
     def _see(self, model: str, settings: ModelPrompts, engine: EngineAt) -> None:
-        """Canaries for a worker that was not seen before."""
+        """Starts the canaries of a worker on which they have not run, or are due again."""
         key = model, engine.identity
         if settings.renderer is None or settings.source is not Source.AUTO:
             return
@@ -525,7 +539,8 @@ class Prompts:
         self._compare_later(self._canaries(model, settings, engine))
 
     async def _canaries(self, model: str, settings: ModelPrompts, engine: EngineAt) -> None:
-        """Compares canaries; a body that either side has no tokens of is left out."""
+        """Compares a child's tokens of each canary with the engine's; leaves out a canary of which
+        one of them gives no tokens."""
         outcomes: dict[str, list[tuple[bytes, bytes]]] = {}
         async with self._canaries_open:
             for kind, content in canaries(engine.model):
@@ -551,7 +566,8 @@ class Prompts:
         return self.models.get(model, _DEFAULT) == settings
 
     def _audit(self, case: _Case) -> None:
-        """Compares a share of the proven prompts with the engine's tokens, after the fact."""
+        """Compares the proven tokens of a random share of prompts with the engine's, in the
+        background."""
         if case.ask.engine is None or self._random_share() >= case.settings.audit_share:
             return
         if self._audits >= AUDITS_MAX:
@@ -572,8 +588,8 @@ class Prompts:
             self._compared(case, theirs.token_bytes)
 
     def _compared(self, case: _Case, engine: bytes) -> None:
-        """Compares tokens of one body. Those of a barred shape are compared by canaries alone: they
-        would be in the log with each prompt."""
+        """Compares own tokens of a body with the engine's. Leaves out barred shapes, which canaries
+        alone compare, since each prompt of such a shape would be logged."""
         if self._state(case) is State.BARRED:
             return
         of = case.ask.model, case.target, case.shape
@@ -590,9 +606,9 @@ class Prompts:
         worker_id: str = "",
     ) -> None:
         self.differences[model] += 1
-        then = "until canaries pass again, its engines give the tokens of this shape"
+        then = "until canaries pass again, engines make the tokens of this shape"
         if self.proof.odd(model, target, worker_id):
-            then = f"worker {worker_id} alone, whose cached tokens can't be predicted"
+            then = f"only worker {worker_id} differs, so its cached tokens can't be predicted"
         log.warning(
             "model %s: %s %s and the router make other tokens of a prompt of shape %s: %s; %s",
             *(model, target.engine, target.version, shape, described(difference), then),
@@ -611,11 +627,11 @@ class Prompts:
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a comparison of tokens failed", exc_info=error)
+            log.error("comparing the router's tokens with an engine's failed", exc_info=error)
 
 
 def described(difference: Difference) -> str:
-    """A phrase that describes a difference, for a sentence."""
+    """A difference as a phrase for a sentence: the place and both token ids, or both counts."""
     if difference.at is None:
         return f"{difference.engine} tokens by the answer's usage, {difference.own} by the router"
     return (

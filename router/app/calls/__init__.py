@@ -1,1 +1,1 @@
-"""Commands that call a running router. Only they open connections of gRPC."""
+"""Commands that call a running router. Only these commands open gRPC connections."""

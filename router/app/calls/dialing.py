@@ -38,11 +38,11 @@ def _keep(context: click.Context, option: click.Parameter, value: object) -> Non
 
 
 _FLAGS = {
-    "--tls": "Call over TLS, by the system's CAs unless --tls-ca is given.",
+    "--tls": "Call over TLS; trust the system's CAs unless --tls-ca is given.",
     "--tls-ca": "PEM file of the CAs of the router's certificate; turns TLS on.",
     "--tls-certificate": "PEM file of your own certificate, for mutual TLS.",
-    "--tls-key": "PEM file of that certificate's key.",
-    "--tls-name": "Name in the router's certificate, where it is not that of the address.",
+    "--tls-key": "PEM file with the private key of --tls-certificate.",
+    "--tls-name": "Name in the router's certificate, where it is not the host of --target.",
     "--token-file": "File with your bearer token.",
 }
 _option = shared_option("Options of calls to a router")
@@ -84,9 +84,9 @@ class CallFailed(click.ClickException):
 
 @asynccontextmanager
 async def dial(target: str, **options: Any) -> AsyncIterator["KvRouteClient"]:
-    """A client of a router, by the running command's flags. options: further arguments of the
-    client. Raises ConfigError, and CallFailed for a call that failed (KvRouteError).
-    """
+    """Opens a client of the router at `target`, with TLS and token by the running command's flags.
+    options: further arguments of the client. Raises ConfigError, and CallFailed for a call that
+    failed (KvRouteError)."""
     from kvroute.client import KvRouteClient, KvRouteError
     from router.net.keys.dialing import dial_options
 
@@ -106,7 +106,7 @@ def _flags() -> dict[str, Any]:
 
 
 def _hint(flags: dict[str, Any], text: str) -> str:
-    """What to try where one side speaks TLS and the other does not, by gRPC's own words."""
+    """Advice for an error text of gRPC that shows that only one side speaks TLS; else empty."""
     has_tls = flags.get("tls") or flags.get("ca_file") or flags.get("certificate_file")
     if not has_tls and any(words in text for words in _CLOSED):
         return "; if this port speaks TLS, give --tls-ca FILE, or --tls"
@@ -118,4 +118,4 @@ def _hint(flags: dict[str, Any], text: str) -> str:
 _CLOSED = ("Socket closed", "Connection reset", "Broken pipe", "GOAWAY")
 """gRPC's words for a connection that the other side ended before its first answer."""
 _NO_HANDSHAKE = "Handshake read failed"
-"""gRPC's words for a connection that the other side ended in place of its part of the handshake."""
+"""gRPC's words for a connection that the other side ended during the TLS handshake."""

@@ -1,4 +1,4 @@
-"""`kvroute envoy-config`."""
+"""The command `kvroute envoy-config`."""
 
 from typing import Any
 
@@ -59,9 +59,9 @@ def _addresses(_context: click.Context, _option: click.Parameter, texts: tuple[s
     type=click.Choice(["through", "around"]),
     default="through",
     show_default=True,
-    help="Whether the picker sees answers. through: their end and their cached tokens. around:"
-    " none, which costs it nothing; the router infers a request's end from the engine's load,"
-    " after picker.unobserved_s at the latest.",
+    help="Whether answers pass the picker. through: it sees their end and their cached tokens."
+    " around: it sees nothing, and answers cost it nothing; the router infers a request's end from"
+    " the engine's load, after picker.unobserved_s seconds at the latest.",
 )
 @click.option(
     "--tls-ca-file", default="", help="PEM file of the CAs that signed the pickers' certificates."
@@ -86,7 +86,7 @@ def envoy_config(
 ) -> None:
     """Print a configuration of Envoy by which kvroute picks each request's worker.
 
-    It names the fleet's addresses of now: run this again when workers come.
+    The configuration has the present workers' addresses: run the command again for new workers.
     """
 
     async def running() -> None:

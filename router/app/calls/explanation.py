@@ -53,7 +53,7 @@ class Question:
     text: str | None = None
     tokenize: str | None = None
     bodies: Mapping[str, BodyFile] = field(default_factory=dict)
-    """Files with a request's body, by the body's option of a route."""
+    """Files with a request's body, by the name of the body's field in RouteRequest."""
     policy: str = ""
     lora: str = ""
     cache_salt: str | None = None
@@ -69,11 +69,13 @@ async def show_explanation(
     as_json: bool = False,
     against: str = "",
 ) -> int:
-    """Prints every candidate's row for a prompt; returns the exit code, which is 1 if the tokens
-    are not those of the engine at `against`, if there is one."""
+    """Prints every candidate's row for a prompt. Returns the exit code: 1 if `against` is the
+    address of an engine whose tokens differ from the router's."""
     options = await _prompt_options(question, timeout_s)
     if against and WITH_TOKENS.keys().isdisjoint(options):
-        raise click.UsageError("--against compares the tokens of --text, --chat and the like")
+        raise click.UsageError(
+            "--against needs a prompt without tokens: --text, --chat or the like"
+        )
     options["return_tokens"] = bool(against)
     async with dial(target) as client:
         explanation = await client.explain(timeout_s=timeout_s, **options)
@@ -109,7 +111,7 @@ def prompt_lines(prompt: PromptTokens) -> Iterator[str]:
 
 
 async def _prompt_options(question: Question, timeout_s: float) -> RouteOptions:
-    """Raises click.UsageError for no prompt and for several."""
+    """The request's fields for a call; raises click.UsageError unless there is one prompt."""
     prompt = await _prompt(question, timeout_s)
     return {
         **prompt,
@@ -160,7 +162,7 @@ def _check_body(file: BodyFile) -> None:
 
 
 async def _engine_at(client: KvRouteClient, address: str) -> str:
-    """The kind of engine at an address; DEFAULT where the router knows no worker there."""
+    """The kind of engine at an address; DEFAULT if the router names no known engine there."""
     try:
         workers = await client.list_workers()
     except KvRouteError:
@@ -174,7 +176,7 @@ async def _engine_at(client: KvRouteClient, address: str) -> str:
 async def _compare(
     screen: Console, prompt: PromptTokens, options: RouteOptions, base: str, engine: str
 ) -> int:
-    """Prints the first token that differs from an engine's; 1 if one does."""
+    """Prints the first token that differs from an engine's; returns exit code 1 if there is one."""
     if prompt.source == "estimate":
         raise click.ClickException("the router has no tokens to compare with an engine's")
     ((name, kind),) = ((name, kind) for name, kind in WITH_TOKENS.items() if name in options)
@@ -211,7 +213,8 @@ def _print_explanation(screen: Console, explanation: Explanation) -> None:
 def _print_stage(
     screen: Console, receipt: Receipt, candidates: Sequence[CandidateRow], pick: tuple[str, int]
 ) -> None:
-    """One decision: its formula, and all rows. pick: which of them; an empty id is none."""
+    """Prints one decision: its formula, and all rows. pick: worker id and rank of the picked row;
+    an empty id: none was picked."""
     screen.print(line(styled(receipt.policy, "bold"), f", {receipt.prompt_tokens} prompt tokens"))
     print_formula(screen, receipt.formula)
     numbers = {**receipt.parameters, **receipt.terms}
@@ -254,14 +257,17 @@ def _row_cells(row: CandidateRow, terms: Sequence[str]) -> list[str]:
 
 
 def _read_tokens(text: str) -> list[int]:
-    """Token ids as 1,2,3 (or with spaces, or as a JSON list), or @FILE with such a text."""
+    """Reads token ids from a text such as 1,2,3 (or with spaces, or a JSON list), or from @FILE
+    with one."""
     if text.startswith("@"):
         try:
             text = Path(text[1:]).read_text(encoding="utf-8")
         except OSError as error:
             raise click.UsageError(f"{text[1:]}: {error.strerror}") from error
         except UnicodeDecodeError:
-            raise click.UsageError(f"{text[1:]}: expected a text with token ids") from None
+            raise click.UsageError(
+                f"{text[1:]}: expected a text with token ids, in UTF-8"
+            ) from None
     try:
         return [int(word) for word in text.strip().strip("[]").replace(",", " ").split()]
     except ValueError:

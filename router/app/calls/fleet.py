@@ -100,7 +100,8 @@ _WORKER_NUMBERS = ("held", "in use", "run", "wait", "ours", "reused")
 
 
 def cut_off(workers: Sequence[WorkerStatus]) -> str:
-    """Why nothing is known of any worker now; empty: their messages come."""
+    """A sentence, if the router receives no worker's messages now and its numbers are old; else
+    empty."""
     if not workers or any(worker.stream_reason != CONNECTION_DOWN for worker in workers):
         return ""
     return "the router has lost its connection to NATS: caches and loads are those of before"

@@ -1,4 +1,4 @@
-"""Fleet commands of an operator: one call to a router, and one line that says its effect."""
+"""Fleet commands of an operator: one call to a router, and one line that describes its effect."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +25,7 @@ _COMMANDS = {
         "resynced; its blocks are forgotten and read again from its relay",
     ),
 }
-"""The call of each command, and its effect."""
+"""The client's method and the effect in words, by command."""
 
 
 async def change_worker(

@@ -1,4 +1,4 @@
-"""What a model would gain by kvroute, of the requests that another router serves. Pure."""
+"""What a model would gain by kvroute, estimated from requests that another router serves. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -7,24 +7,25 @@ from kvroute.v1 import Observed, WorkerStatus
 
 
 class Gain(NamedTuple):
-    """The numbers of one model; None: its engines, or too few requests, don't say."""
+    """Numbers of one model today, and estimated for kvroute; None: unknown, since its engines
+    report nothing, or its requests are too few."""
 
     model: str
     requests: int
     share_today: float | None
-    """Share of prompt tokens that came from caches,"""
+    """Share (0 to 1) of prompt tokens that came from caches."""
     share: float
-    """and the one that would have."""
+    """Share of prompt tokens that would have come from caches by this router's picks."""
     ttft_ms_today: float | None
-    """Mean first token at the engine,"""
+    """Mean time to the first token at the engine, ms."""
     ttft_ms: float | None
-    """and the estimated one."""
+    """Mean time to the first token estimated for this router's picks, ms."""
     ttft_error: float | None
-    """Share by which the estimate of today's was wrong."""
+    """Relative error of the estimate, where it is made for today's picks."""
 
 
 def gains(workers: Sequence[WorkerStatus]) -> list[Gain]:
-    """One for each model with observed requests, by its name."""
+    """The gain of each model with observed requests, sorted by the model's name."""
     models: dict[str, list[Observed]] = {}
     for worker in workers:
         if worker.HasField("observed"):
@@ -57,7 +58,7 @@ def _mean(weighted: Iterable[tuple[float, int]]) -> float | None:
 
 
 def gain_text(gain: Gain) -> str:
-    """One line about it."""
+    """A model's gain as one line of text."""
     today = "?" if gain.share_today is None else f"{gain.share_today:.0%}"
     parts = [
         f"{gain.model}: {today} of prompt tokens come from caches today, {gain.share:.0%} would"
@@ -74,7 +75,8 @@ def gain_text(gain: Gain) -> str:
 
 
 def shares_text(worker: WorkerStatus) -> tuple[str, str]:
-    """Shares of prompt tokens from a worker's cache: today, and of this router's picks."""
+    """Shares of prompt tokens from a worker's cache, as texts: today's, and that of this router's
+    picks."""
     observed = worker.observed
     today = observed.cached_share_today if observed.HasField("cached_share_today") else None
     ours = observed.cached_tokens / observed.prompt_tokens if observed.prompt_tokens else None

@@ -13,8 +13,8 @@ from router.observe.audit.receipt_file import Receipts
 
 
 async def show_past(target: str, wanted: str, *, timeout_s: float, as_json: bool) -> int:
-    """Prints each pick of an id, with its costs recomputed; returns the exit code, which is 1 if
-    there is none, or if a cost does not hold."""
+    """Prints each pick of a request, reservation or client's request with the id `wanted`, and its
+    costs recomputed. Returns exit code 1 if there is no pick, or if a recomputed cost differs."""
     async with dial(target) as client:
         past = await client.find_decisions(wanted, timeout_s=timeout_s)
     if as_json:

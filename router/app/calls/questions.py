@@ -53,8 +53,9 @@ def queue(target: str, model: str, limit: int, timeout_s: float, as_json: bool) 
 
     Each router has a queue of its own. The order is the one in which requests would go if all
     workers had room now, pool by pool (one model and one role). `behind` is the id of the request
-    right in front. `held by` is `room` (the first of its pool, or no worker had room at its turn),
-    `turn` (others go first) or `replicas` (others that wait in other replicas do).
+    that goes right before. `held by` is why a request waits: `room` (it is the first of its pool,
+    or no worker had room at its turn), `turn` (other requests of this router go first) or
+    `replicas` (requests that wait in other replicas go first).
     """
     from router.app.calls.queue import show_queue
 
@@ -97,8 +98,8 @@ def queue(target: str, model: str, limit: int, timeout_s: float, as_json: bool) 
 def tail(target: str, model: str, as_json: bool, **wanted: Any) -> None:
     """Follow a router's decisions, one line each, until Ctrl-C.
 
-    A router looks at the first 50 decisions of each second for all that follow it, so on a busy
-    router this is a sample. Each router has decisions of its own.
+    A router shows at most the first 50 decisions of each second to the commands that follow it, so
+    a busy router's output is a sample. Each router has decisions of its own.
     """
     from router.app.calls.tail import show_decisions
 
@@ -123,9 +124,9 @@ def tail(target: str, model: str, as_json: bool, **wanted: Any) -> None:
 def top(target: str, model: str, every_s: float, once: bool) -> None:
     """Follow a router on one screen: its workers, its queue, its last decisions.
 
-    Workers that need attention come first, then the busiest. q ends it. Of requests that another
-    router serves (gateway.observe) it shows the cached share and the first token of today, and
-    those by this router.
+    Workers that need attention come first, then the busiest. The key q ends the command. For
+    requests that another router serves (gateway.observe), the screen shows the share of cached
+    tokens and the time to the first token: today's, and those estimated for this router's picks.
     """
     from router.app.calls.top import show_top
 
@@ -172,7 +173,7 @@ def _body_flags(command: Callable[..., None]) -> Callable[..., None]:
     type=click.Choice(["aggregated", "prefill_decode", "prefill", "decode"]),
     default="aggregated",
     show_default=True,
-    help="One worker, a pair, or one half.",
+    help="Pick one worker for all, a pair, or one half of a pair.",
 )
 @click.option(
     "--session",
@@ -209,7 +210,7 @@ def explain(
 ) -> None:
     """Show where a prompt would go, and why, or where a request went. Nothing is reserved.
 
-    Of a text or a body, the first lines show its tokens: how many, from where, and whether they are
+    For a text or body, the first lines show its tokens: how many, from where, and whether they are
     verified. The model is that of the body, unless --model names one.
     """
     if receipt_file is not None:
@@ -234,7 +235,7 @@ def explain(
 
 
 def _content(file: str) -> bytes:
-    """- is stdin. Raises click.ClickException for a file that can't be read."""
+    """Content of a file (`-`: stdin). Raises click.ClickException if it can't be read."""
     try:
         with click.open_file(file, "rb") as opened:
             content: bytes = opened.read()

@@ -14,11 +14,11 @@ from router.app.cli.text import add_row, console, line, styled, table
 
 _NUMBERS = ("place", "priority", "waited", "ends in")
 _NONE = "-"
-"""Text in the place of an empty one."""
+"""What a table's cell shows for an empty text."""
 
 
 async def show_queue(target: str, model: str, limit: int, as_json: bool, timeout_s: float) -> int:
-    """Prints the waiting requests and sums of them; returns the exit code."""
+    """Prints the waiting requests, and their numbers by band and tenant; returns the exit code."""
     async with dial(target) as client:
         answer = await client.list_queue(model or None, limit=limit, timeout_s=timeout_s)
     if as_json:
@@ -66,7 +66,7 @@ def _sums(answer: ListQueueResponse) -> str:
 
 
 def _print_elsewhere(answer: ListQueueResponse, screen: Console) -> None:
-    """What waits in other replicas, if any are known."""
+    """Prints the numbers of requests that wait in other replicas, if any are known."""
     if answer.replica_bands:
         screen.print(line(f"in other replicas: bands: {_bands(answer.replica_bands)}"))
 

@@ -72,7 +72,7 @@ def line_of(decision: WatchedDecision) -> Text:
 
 
 def _append_wait(line: Text, decision: WatchedDecision) -> Text:
-    """Appends the time in the router's queue, of a request that waited there."""
+    """Appends the time that the request waited in the router's queue, if it waited there."""
     if decision.waited_s > 0:
         line.append(f"  waited {decision.waited_s:.3f} s", "yellow")
     return line

@@ -78,7 +78,7 @@ async def _watch(client: Any, model: str, state: State) -> None:
 
 @contextmanager
 def _keys(left: asyncio.Event) -> Iterator[None]:
-    """Sets the event at `q`; the terminal gives each key at once meanwhile."""
+    """Sets the event when `q` is pressed; meanwhile the terminal delivers keys without Enter."""
     if not sys.stdin.isatty():
         yield
         return

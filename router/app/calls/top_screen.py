@@ -17,7 +17,7 @@ from router.app.cli.text import add_row, line, styled, table
 WIDE = 100
 """Characters of a terminal that shows all columns."""
 BAR = 10
-"""Characters of a worker's bar."""
+"""Characters of the bar that shows how busy a worker is."""
 DECISIONS = 6
 """Lines of decisions, at most."""
 FRAME = 7
@@ -34,7 +34,8 @@ class State:
     queue: ListQueueResponse = field(default_factory=ListQueueResponse)
     decisions: deque[WatchedDecision] = field(default_factory=lambda: deque(maxlen=DECISIONS))
     ended_a_s: float | None = None
-    """Requests that ended a second, since the last look; None: there was one look."""
+    """Requests that ended per second between the last two calls of `look`; None: there was one
+    call."""
     trouble: str = ""
     """Why the numbers are old; empty: they are not."""
     unwatched: str = ""
@@ -96,8 +97,9 @@ def _head(state: State) -> RenderableType:
 
 
 def _workers(workers: Sequence[WorkerStatus], width: int, *, observed: bool) -> Table:
-    """Table of the workers; below WIDE columns without those that change least. observed: shares
-    of prompt tokens from caches stand in the place of what engines reused of predictions."""
+    """Table of the workers; a terminal narrower than WIDE lacks the columns that change least.
+    observed: shows shares of prompt tokens from caches, not shares of predicted tokens that engines
+    reused."""
     wide = width >= WIDE
     made = table("worker", "slots", right=("run", "wait", "ours", "in use"))
     if wide:
@@ -133,7 +135,7 @@ _STYLES = {TROUBLED: "red", WARNED: "yellow", DRAINED: "dim", SOUND: ""}
 
 
 def _place(worker: WorkerStatus) -> tuple[int, float, str, int]:
-    """What needs attention first, then the busiest."""
+    """Sort key of a worker: those that need attention first, then the busiest."""
     if worker.drained:
         group = DRAINED
     elif not worker.schedulable:

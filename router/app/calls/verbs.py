@@ -14,7 +14,7 @@ from router.config.settings.fleet_settings import TOMBSTONE_MAX_S
 
 
 def _fleet_command(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The argument and the flags that all of these commands have."""
+    """Adds the argument WORKER and the flags that all of these commands share."""
     as_json = click.option(
         "--json",
         "as_json",
@@ -47,9 +47,9 @@ def drain(worker: str, **about: Any) -> None:
 @click.command()
 @_fleet_command
 def undrain(worker: str, **about: Any) -> None:
-    """Take WORKER back in on every replica.
+    """Give WORKER new picks again on every replica.
 
-    Ends a drain, and a removal too.
+    Ends a drain of WORKER, and a removal.
     """
     _change("undrain", worker, **about)
 

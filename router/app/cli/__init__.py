@@ -1,1 +1,2 @@
-"""The `kvroute` command. Knows no simulator: see the entry points `kvroute.commands`."""
+"""Parts that all `kvroute` commands share. Imports no simulator: its commands come by the entry
+points `kvroute.commands`."""

@@ -19,7 +19,7 @@ from router.config.keys import ConfigError, Key, keys
 ENGINE = "engine_"
 """Prefix of these flags' parameters, which keeps them apart from those of a configuration."""
 _NAMES = {"id": "--worker-id", "labels": "--label", "model_aliases": "--model-alias"}
-"""Flags of which the name is not the key's."""
+"""Flags whose name is not that of their key, by key."""
 _DYNAMO_NAMES = {
     "subject": "--subject",
     "load_subject": "--load-subject",
@@ -28,7 +28,7 @@ _DYNAMO_NAMES = {
     "max_model_len": "--max-model-len",
     "worker_timeout_s": "--worker-timeout-s",
 }
-"""Keys that a Dynamo fleet has and an engine has not."""
+"""Flags for the keys that a Dynamo fleet has and an engine has not, by key."""
 
 
 def flag_of(key: str) -> str:

@@ -39,7 +39,7 @@ class SharedOption(click.Option):
     def __init__(self, *names: Any, shared_as: str, **about: Any) -> None:
         super().__init__(*names, **about)
         self.shared_as = shared_as
-        """Heading of the table that has it."""
+        """Heading of the table of the reference that describes the option."""
 
 
 class KeyOption(click.Option):
@@ -52,7 +52,8 @@ class KeyOption(click.Option):
 
 
 def shared_option(shared_as: str) -> Callable[..., Callable[[Command], Command]]:
-    """click.option, for options that stand in a table of several commands."""
+    """click.option for SharedOption. shared_as: heading of the table of the reference that
+    describes the option."""
     return partial(click.option, cls=SharedOption, shared_as=shared_as)
 
 
@@ -68,12 +69,13 @@ timeout_flag = click.option(
 
 
 def http_base(_context: click.Context, _option: click.Parameter, text: str) -> str:
-    """An engine's HTTP address, with or without http://; callback of an option."""
+    """Callback of an option with an engine's HTTP address; adds http:// to an address without a
+    scheme."""
     base = text.strip().rstrip("/")
     if not base or base.startswith(("http://", "https://")):
         return base
     if "://" in base:
-        raise click.BadParameter("expected http://HOST:PORT")
+        raise click.BadParameter("expected http://HOST:PORT or https://HOST:PORT")
     return f"http://{base}"
 
 
@@ -85,8 +87,8 @@ def settings_flags(
 ) -> Callable[[Command], Command]:
     """Returns a decorator that adds --config and one flag for each scalar key of a configuration.
 
-    short: second flags, by the dotted names of their keys. first_week: whether help lists only the
-    keys with that mark; the other flags work all the same.
+    short: second names of flags, by the dotted names of their keys. first_week: whether help lists
+    only the keys that are marked first_week; the other flags work all the same.
     """
 
     def decorate(command: Command) -> Command:

@@ -11,9 +11,10 @@ import click
 import uvloop
 
 COLLECTED_AFTER = (1_000, 3, 25_000)
-"""Objects more than were freed, and rounds, between two looks for cycles (gc.set_threshold). The
-first two bound the pause: a look goes over 4,000 objects, about 1 ms. The third keeps the looks at
-all objects, which take longer, 100 million objects apart. Measured in docs/decisions.md."""
+"""Thresholds of gc.set_threshold: new objects beyond the freed ones before a first collection of
+these, and collections of one generation before one of the next. The first two bound a pause: it
+goes over 4,000 objects, about 1 ms. The third keeps collections of all objects, which take longer,
+100 million objects apart. Measured in docs/decisions.md."""
 
 THREAD_TURN_S = 0.0005
 """Seconds for which a thread runs Python before another one may (sys.setswitchinterval). The event

@@ -1,4 +1,4 @@
-"""Text of others on a terminal: names of workers, models and the like, exactly as they are.
+"""Prints texts of others, such as names of workers and models, safely on a terminal.
 
 Law: nothing in a name is read as markup, and no control character, escape sequence or change of
 writing direction reaches the terminal; those show as escapes (`\\x1b`).
@@ -16,7 +16,7 @@ Cell = str | Text
 
 
 def styled(text: str, style: str) -> Text:
-    """Text in a color or weight, with control characters escaped."""
+    """A text in a style of rich's (color or weight), with control characters escaped."""
     return Text(shown(text), style)
 
 
@@ -35,7 +35,8 @@ def console(width_min: int) -> Console:
 
 
 def table(*left: str, right: Sequence[str]) -> Table:
-    """A plain table that never cuts a cell: a narrow terminal wraps its lines instead."""
+    """A plain table that never cuts a cell: a narrow terminal wraps its lines instead. left, right:
+    names of columns, by alignment."""
     made = Table(box=None, header_style="bold", pad_edge=False)
     for name in left:
         made.add_column(shown(name), no_wrap=True)

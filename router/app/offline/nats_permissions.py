@@ -1,4 +1,4 @@
-"""`kvroute nats-permissions`: the NATS permissions that relays and routers need."""
+"""The command `kvroute nats-permissions`: prints NATS permissions for relays and routers."""
 
 import re
 
@@ -13,7 +13,9 @@ _NAME = re.compile(r"[^A-Za-z0-9_-]+")
 @click.option("--worker", "workers", multiple=True, help="Id of a worker with a relay; repeatable.")
 @click.option("--fleet", default="default", show_default=True, help="Name of the fleet.")
 @click.option(
-    "--together", is_flag=True, help="One relay for all the workers, instead of one for each."
+    "--together",
+    is_flag=True,
+    help="Print one user for a relay of all workers, instead of a user for each worker.",
 )
 @click.option(
     "--account",
@@ -45,7 +47,9 @@ def nats_permissions(
     for ids in [workers] if together and workers else [(worker,) for worker in workers]:
         name = "relay" if together else f"relay-{_NAME.sub('-', ids[0])}"
         if not all(ids) or name in users:
-            raise click.UsageError(f"worker {ids[0]!r} has no user name of its own: {name}")
+            raise click.UsageError(
+                f"--worker {ids[0]!r} is empty, or its user {name} is another worker's"
+            )
         users[name] = of_relay(fleet, ids)
     text = server_config(fleet, users) if form == "server" else nsc_commands(account, users)
     click.echo(text, nl=False)

@@ -1,4 +1,4 @@
-"""`kvroute policies`."""
+"""The command `kvroute policies`: lists policies and presets."""
 
 import click
 import msgspec

@@ -18,7 +18,7 @@ from router.observe.audit.recompute_receipt import Verdict, check
 WIDTH_MIN = 200
 _PREFILL_IN_WORDS = {
     "remote": "by a worker that hands its KV cache over",
-    "local": "by the one that decodes, since hardly anything is new there; it could have been",
+    "local": "by the worker that decodes, since few tokens are new there; a pair was possible",
     "absent": "by one worker alone, since no worker can hand over",
 }
 """Receipt.prefill in words: how the prompt is computed."""
@@ -42,7 +42,7 @@ def show_receipt(file: IO[bytes]) -> int:
 
 def show_receipts(screen: Console, read: Receipts) -> int:
     """Prints receipts as `show_receipt` does, and returns its exit code; raises ValueError for a
-    receipt that can't be recomputed."""
+    receipt whose costs can't be recomputed."""
     answer = check(read.answer)
     prefill = None if read.prefill is None else _check_prefill(read.prefill)
     if read.prefill is None:
@@ -60,18 +60,20 @@ def show_receipts(screen: Console, read: Receipts) -> int:
 
 
 def prefill_in_words(prefill: str) -> str:
-    """How the prompt is computed, in words, by Receipt.prefill; a newer router's may be unknown."""
+    """Words for how the prompt is computed. prefill: a value of Receipt.prefill; one of a newer
+    router may be unknown."""
     return _PREFILL_IN_WORDS.get(prefill, f"in a way that this kvroute does not know ({prefill})")
 
 
 def print_formula(screen: Console, formula: str) -> None:
-    """Prints a formula, a line a clause."""
+    """Prints a cost formula, each clause (they are separated by `; `) on a line of its own."""
     for clause in f"cost = {formula}".split("; "):
         screen.print(line(f"  {clause}"))
 
 
 def _check_prefill(receipt: router_pb2.Receipt) -> Verdict | None:
-    """None: no worker could hand over, so there is nothing to work out."""
+    """The recomputed receipt of the prefill worker; None: no worker could hand over, so none was
+    picked."""
     return check(receipt) if receipt.HasField("picked") else None
 
 

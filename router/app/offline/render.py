@@ -1,4 +1,4 @@
-"""`kvroute render`: a body's tokens, without an engine and without a router."""
+"""The command `kvroute render`: makes a body's tokens without an engine and without a router."""
 
 from typing import IO
 
@@ -40,7 +40,7 @@ from router.request.prompt_settings import RendererSettings
     "--against",
     default="",
     callback=http_base,
-    help="HTTP base of an engine that serves the model: its tokens are compared with these.",
+    help="HTTP base of an engine that serves the model: its tokens are compared with kvroute's.",
 )
 @click.option(
     "--model", default="", help="Name of the model at the engine of --against, for --kind text."

@@ -1,4 +1,4 @@
-"""`kvroute replay-log`."""
+"""The command `kvroute replay-log`."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def replay_log(
     """Score logged decisions (decision_log.file) with other policies.
 
     Shows how often each policy would have picked the same worker, and the predicted effect of its
-    own choices, in the fleet that the deciding policy had filled.
+    own picks. Caches and loads are the logged ones, to which the picks of the deciding policy led.
     """
     from router.app.offline.replaying import show_replay
 

@@ -25,8 +25,8 @@ def show_replay(
     """Prints each policy's comparison with the logged decisions; returns exit code 1 when a line
     could not be read.
 
-    names: of policies. Raises ConfigError for an unknown policy, and ClickException when no line
-    was read, or a policy needs hashes that were not logged.
+    names: names of the policies. Raises ConfigError for an unknown policy, and ClickException when
+    no line could be read, or a policy needs hashes that were not logged.
     """
     opinions = []
     for name in names:
@@ -44,7 +44,9 @@ def show_replay(
                 raise click.ClickException(f"{opinion.policy.name}: {error}") from error
     first = opinions[0]
     if not first.decided_by.total() and not first.refusals.total():
-        raise click.ClickException("; ".join(filter(None, ("no decision is there", unread.first))))
+        raise click.ClickException(
+            "; ".join(filter(None, ("the files have no decision that can be read", unread.first)))
+        )
     if as_json:
         result = {
             "unread_lines": unread.count,
@@ -60,7 +62,7 @@ def show_replay(
 
 @dataclass
 class _Unread:
-    """Lines that hold neither a decision nor a refusal."""
+    """Number of lines that hold neither a decision nor a refusal, and the error of the first."""
 
     count: int = 0
     first: str = ""

@@ -1,4 +1,4 @@
-"""`kvroute token`."""
+"""The command `kvroute token`."""
 
 import click
 

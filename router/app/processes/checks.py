@@ -14,7 +14,7 @@ from router.config.settings.configurations import ModelSettings
 from router.net.keys.followed import reason_of
 
 WRITTEN = ("fleet.state_file", "decision_log.file")
-"""Files that a process makes, in the place of reading them."""
+"""Keys of files that a process writes; they need not exist."""
 
 
 def checked_broker(settings: NatsSettings, url: str, name: str) -> Broker:
@@ -58,7 +58,8 @@ def check_files(config: Settings) -> None:
 
 
 def check_extras(models: Iterable[ModelSettings]) -> None:
-    """Raises ConfigError for prompts of a folder where the packages that read it are missing."""
+    """Raises ConfigError for a model with prompts.folder where a package that reads the folder is
+    missing."""
     for i, model in enumerate(models):
         if model.prompts is None or not model.prompts.folder:
             continue

@@ -1,4 +1,4 @@
-"""The console of one router, with its pages; none where anybody could reach it."""
+"""The pages of one router's console. There are none if a network could reach them without keys."""
 
 import logging
 import os
@@ -36,7 +36,7 @@ def console_pages(
         return None
     if locks.door is None and not is_private(config.metrics.listen):
         log.warning(
-            "no console: metrics.listen is %s, not loopback, and callers need no keys (keys.file)",
+            "no console: metrics.listen is %s, not loopback, and there are no keys: set keys.file",
             config.metrics.listen,
         )
         return None

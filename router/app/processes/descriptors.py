@@ -1,4 +1,4 @@
-"""Open files: a process has as many as its host lets it have.
+"""Raises the process's limit of open files, and checks that it is enough.
 
 Law: a program that runs until it is stopped raises its soft limit of open files to the hard one
 before it listens, and warns where the hard one is below what its ports and engines may need.
@@ -13,15 +13,15 @@ from router.app.processes.risks import Values
 OTHERS = 256
 """Open files beside clients' and engines' connections: NATS, relays, files, child processes."""
 PORTS = ("grpc.listen", "picker.listen", "gateway.listen", "metrics.listen", "probes.listen")
-"""Keys of ports, each of which has http.connections_max."""
+"""Keys of addresses to listen on, each of which takes http.connections_max connections."""
 _UNLIMITED = 10_240
-"""Where the hard limit has no number, macOS takes no soft limit over this one (OPEN_MAX)."""
+"""Soft limit where the hard one is unlimited: macOS takes no more than this (OPEN_MAX)."""
 
 log = logging.getLogger("kvroute")
 
 
 def raise_limit(config: Settings) -> None:
-    """Raises this process's limit of open files, and warns where it stays low."""
+    """Raises this process's limit of open files, and warns where it is lower than `wanted_by`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = hard
     if soft != hard:

@@ -1,4 +1,5 @@
-"""Performs the effects of discovery in a router: relays to run, and workers to give no requests."""
+"""Performs what the discovery of pods decides in a router: runs relays, and keeps requests from
+workers."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -20,8 +21,8 @@ from router.request.refusal import Refusal
 class DiscoveredWorkers:
     """Performs discovery's effects on the core, and answers its questions about workers.
 
-    A drain by command is an operator's: a worker that was held back since its pod was not ready
-    gets requests again only where no such drain is in force.
+    A worker that got no requests while its pod was not ready gets requests again when it is, unless
+    an operator's drain of the worker is in force.
     """
 
     core: RouterCore
@@ -32,7 +33,7 @@ class DiscoveredWorkers:
     completed: Callable[[EngineSettings], EngineSettings]
     """Adds settings from the model's configuration."""
     on_change: Callable[[], None]
-    """Called when room may have changed."""
+    """Called when a worker may have room that it had not before."""
     _mine: set[str] = field(default_factory=set)
     """Workers whose relays discovery has started, and not left."""
     _held: frozenset[str] = frozenset()
@@ -40,7 +41,7 @@ class DiscoveredWorkers:
     """Highest epoch of relays that beat, by worker id and by address."""
 
     def knows(self, worker_id: str) -> bool:
-        """Whether a worker's heartbeats come."""
+        """Whether a worker's heartbeats come, or an operator has removed the worker."""
         return worker_id in self._beating or self.commands.removed(worker_id)
 
     def look(self) -> None:

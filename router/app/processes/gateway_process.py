@@ -1,4 +1,4 @@
-"""`kvroute gateway`: a gateway in a process of its own."""
+"""The process of `kvroute gateway`: a gateway without a router."""
 
 from typing_extensions import override
 
@@ -18,7 +18,7 @@ class GatewayApp(PortApp):
     service = "kvroute-gateway"
 
     def __init__(self, config: GatewayConfig) -> None:
-        """Raises ConfigError for mistakes that only this process can notice."""
+        """Raises ConfigError for a configuration that can't be used, such as unreadable files."""
         super().__init__(config)
         certificates = Certificates.of(config.tls)
         self.gateway = Gateway(

@@ -31,7 +31,8 @@ log = logging.getLogger("kvroute")
 
 @dataclass(kw_only=True, eq=False)
 class Listeners:
-    """The sockets of one router, each if configured. A port is 0 until it listens."""
+    """The listening sockets of one router, each if configured. A port is 0 until its socket
+    listens."""
 
     config: ServeConfig
     locks: Locks
@@ -41,9 +42,9 @@ class Listeners:
     """Returns whether new calls are taken."""
     broke: Callable[[BaseException], None]
     pages: ConsolePages | None = None
-    """Those of the console, on the port of the metrics."""
+    """Pages of the console, served on the port of the metrics; None: no console."""
     tracing: Tracing | None = None
-    """Spans of requests at the gateway and the picker."""
+    """Makes spans of requests at the gateway and the picker; None: no spans."""
     accesses: EngineAccesses | None = None
     """Credentials for engines."""
     grpc_port: int = 0
@@ -150,7 +151,7 @@ class Listeners:
         return picker.connections
 
     def set_serving(self) -> None:
-        """Sets the health service to SERVING."""
+        """Sets gRPC's health service to SERVING."""
         if self._grpc is not None:
             self._grpc.set_serving(ready=True)
 
@@ -159,7 +160,7 @@ class Listeners:
         await asyncio.gather(*(port.stop() for port in self._own))
 
     async def drain(self) -> None:
-        """Stops gRPC after its open calls, or after drain_timeout_s."""
+        """Stops gRPC when its open calls have ended, after drain_timeout_s at the latest."""
         if self._grpc is not None:
             await self._grpc.drain(self.config.drain_timeout_s)
 

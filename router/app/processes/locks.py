@@ -15,10 +15,9 @@ class Locks:
 
     def __init__(self, config: ServeConfig) -> None:
         """Raises ConfigError for unreadable files, an invalid address to listen on, and a listener
-        that serves a network without keys and without its switch.
-        """
+        that a network can reach without keys, unless its key any_address allows it."""
         self.followed = Followed()
-        """Files that are read again as they change."""
+        """Follows files of keys and certificates, which are read again as they change."""
         self.certificates = Certificates.of(config.tls)
         if self.certificates is not None:
             self.followed.add("certificates", self.certificates)

@@ -12,7 +12,8 @@ from router.config.printable import shown
 from router.config.settings.serving_settings import LogSettings
 
 REPEAT_S = 10.0
-"""A line that says the same again is held back this long; the next one tells how often."""
+"""Seconds for which an equal warning or error is not logged again. The next one logged has the
+number of those left out."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -42,7 +43,8 @@ class PlainFormatter(logging.Formatter):
 
 
 class RepeatFilter(logging.Filter):
-    """Suppresses lines that were logged a moment ago, by template and arguments. Bounded."""
+    """Leaves out warnings and errors that equal one of the last REPEAT_S seconds, by logger and
+    message. Remembers _ENTRIES_MAX messages."""
 
     _ENTRIES_MAX = 1000
 

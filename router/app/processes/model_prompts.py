@@ -1,4 +1,4 @@
-"""How the tokens of each model's prompts are made, from its section of the configuration."""
+"""Reads from the configuration how the tokens of each model's prompts are made."""
 
 from collections.abc import Iterable
 

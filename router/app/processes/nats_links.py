@@ -33,7 +33,8 @@ from router.decide.core.core import RouterCore
 from router.fleet.rates import PRIOR_RATE
 
 LINK_S = 5.0
-"""Seconds for the connection to other replicas, before the router begins without it."""
+"""Longest wait in seconds for the connection to other replicas; then the router begins without it.
+"""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -52,12 +53,12 @@ class NatsLinks:
     """How and where to connect to NATS; None before `open`."""
     broker: Broker | None = None
     replicas: Broker | None = None
-    """A second connection, for what replicas say to one another: a connection is read in order,
-    and on the first one a verdict would wait behind all that a relay sends."""
+    """A second connection, for messages between replicas: a connection is read in order, and on the
+    first one they would wait behind all that relays send."""
     feed: Feed | None = None
     link: ReplicaLink | None = None
     copies: CopyLink | None = None
-    """None: hot prefixes were never copied yet."""
+    """Sends hot prefixes to be copied; None: copying was never on."""
     connected_at_s: float | None = None
     """When facts could first be read; None: not yet."""
 
@@ -68,7 +69,8 @@ class NatsLinks:
     async def open(
         self, desk: Desk, reports: Reports, admission: Admission, tasks: Tasks
     ) -> tuple[Broker, Broker, ReplicaLink]:
-        """Makes all parts, without connecting. Raises ConfigError."""
+        """Makes all parts without connecting; starts the embedded NATS server if nats.url is empty.
+        Raises ConfigError."""
         nats, url = self.config.nats, self.config.nats.url
         if url is None:
             nats, url = await self._embedded(tasks)
@@ -81,7 +83,8 @@ class NatsLinks:
         return broker, replicas, link
 
     async def _embedded(self, tasks: Tasks) -> tuple[NatsSettings, str]:
-        """Starts the embedded NATS server; how to connect to it. Raises ConfigError."""
+        """Starts the embedded NATS server; returns how and where to connect to it. Raises
+        ConfigError."""
         try:
             self.child = child = NatsChild(secrets.token_urlsafe(32))
             await child.start()
@@ -93,7 +96,8 @@ class NatsLinks:
         return child.settings(), child.url
 
     def _made_feed(self, broker: Broker, turns: Callable[[], None]) -> Feed:
-        """Facts, heartbeats and fleet commands from NATS to the view and the core."""
+        """Makes the feed, which brings facts, heartbeats and fleet commands from NATS to the view
+        and the core."""
 
         def on_heartbeat(key: WorkerKey, now_s: float) -> None:
             self.core.on_heartbeat(key, now_s)
@@ -117,14 +121,16 @@ class NatsLinks:
         )
 
     def _on_control(self, control: Control) -> None:
-        """A fleet command from NATS; our own come back, and all of them are repeated."""
+        """Applies a fleet command from NATS, unless it is known: this router's own come back, and
+        all are repeated."""
         if not self.commands.knows(control):
             self.commands.apply(control)
 
     def _made_link(
         self, replicas: Broker, desk: Desk, reports: Reports, admission: Admission
     ) -> ReplicaLink:
-        """Messages between replicas, from desk and reports to NATS and back."""
+        """Makes the link, which carries messages between replicas: from desk and reports to NATS,
+        and back."""
         turns = admission.fleet_turns
         return ReplicaLink(
             broker=replicas,
@@ -141,12 +147,11 @@ class NatsLinks:
         )
 
     async def connect(self, tasks: Tasks) -> None:
-        """Connects and subscribes; returns when facts are read, however long that takes without a
-        server.
-        """
+        """Connects and subscribes; returns when facts are read. Waits for as long as there is no
+        server."""
         broker, replicas, feed, link = self.broker, self.replicas, self.feed, self.link
         if broker is None or replicas is None or feed is None or link is None:
-            raise RuntimeError("connect comes after open")
+            raise RuntimeError("NatsLinks.connect was called before NatsLinks.open")
 
         async def connect_replicas() -> None:
             await replicas.connect()
@@ -162,7 +167,7 @@ class NatsLinks:
         self.connected_at_s = self.clock()
 
     def on_change(self) -> None:
-        """Called when reserved load may have changed."""
+        """Has other replicas get this router's reserved load, which may have changed."""
         if self.link is not None:
             self.link.on_change()
 

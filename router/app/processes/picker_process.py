@@ -1,4 +1,4 @@
-"""`kvroute picker`: an endpoint picker for Envoy in a process of its own."""
+"""The process of `kvroute picker`: an endpoint picker for Envoy, without a router."""
 
 from typing_extensions import override
 
@@ -19,7 +19,7 @@ class PickerApp(PortApp):
     service = "kvroute-picker"
 
     def __init__(self, config: PickerConfig) -> None:
-        """Raises ConfigError for mistakes that only this process can notice."""
+        """Raises ConfigError for a configuration that can't be used, such as unreadable files."""
         super().__init__(config)
         certificates, bounds = Certificates.of(config.tls), HttpBounds.of(config.http)
         self.picker = PickerServer(

@@ -52,7 +52,8 @@ class PortApp(ABC):
 
     @abstractmethod
     async def stop(self) -> None:
-        """Ends the open requests, then everything. Safe after a start that failed half way."""
+        """Lets the open requests end, then stops everything. Safe after a start that failed half
+        way."""
 
     async def run(self) -> int:
         """Serves until SIGTERM or SIGINT; returns the exit code."""

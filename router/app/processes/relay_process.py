@@ -1,4 +1,4 @@
-"""`kvroute relay`: relays beside engines, without a router."""
+"""The process of `kvroute relay`: relays beside engines, without a router."""
 
 import asyncio
 import errno
@@ -45,7 +45,7 @@ class RelayApp:
     """One relay process, for one engine or several, or for a Dynamo fleet."""
 
     def __init__(self, config: RelayConfig, dynamo: Sequence[DynamoSettings] = ()) -> None:
-        """Raises ConfigError for mistakes that only this process can notice."""
+        """Raises ConfigError for a configuration that can't be used, such as unreadable files."""
         url = _checked_url(config, dynamo)
         self._config = config
         self._stop = asyncio.Event()
@@ -142,8 +142,9 @@ class RelayApp:
             self._tasks.spawn(work, f"connection of {dynamo.settings.id}")
 
     async def _check_rights(self) -> None:
-        """Warns when the credentials let this relay command the fleet; rights for the fleet's
-        workers alone, whose relays then share a user, are said without a warning.
+        """Warns when the credentials let this relay send commands to the fleet. Logs without a
+        warning when they let it publish for the fleet's other workers alone: then relays share a
+        user.
 
         Skipped where there are no credentials and the server is on loopback.
         """
@@ -153,7 +154,7 @@ class RelayApp:
             return
         excess = await self._broker.allowed(beyond_relay(fleet))
         if excess and all(attempt.subject != control(fleet) for attempt in excess):
-            log.info("relays share the NATS user of this one: it may speak for all their workers")
+            log.info("relays share the NATS user of this one: it may publish for all their workers")
         elif excess:
             log.warning(
                 "the NATS credentials of this relay allow more than it needs: it could %s."
@@ -163,7 +164,8 @@ class RelayApp:
             )
 
     async def _start_dynamo(self, relay: DynamoRelay, source: Broker | None) -> None:
-        """Starts a relay as soon as its own source is there; an absent one delays no other."""
+        """Starts a Dynamo relay once `source`, its fleet's own NATS server, is connected; an absent
+        server delays no other relay."""
         if source is not None:
             await source.connect()
         await relay.start()
@@ -178,9 +180,12 @@ class RelayApp:
 
 
 def _checked_url(config: RelayConfig, dynamo: Sequence[DynamoSettings]) -> str:
-    """The URL of the routers' NATS; raises ConfigError for what no relay can do."""
+    """The URL of the routers' NATS; raises ConfigError for a configuration by which no relay can
+    run."""
     if not config.workers and not dynamo:
-        raise ConfigError("no engine to relay: give --worker-id and its like, or `workers:`")
+        raise ConfigError(
+            "no engine to relay: give --worker-id and --address, or `workers:` in the file"
+        )
     if config.nats.url is None:
         raise ConfigError("a relay needs the routers' NATS: give --nats URL (nats.url)")
     check_files(config)
@@ -196,7 +201,8 @@ def _checked_url(config: RelayConfig, dynamo: Sequence[DynamoSettings]) -> str:
 
 
 def _source(settings: DynamoSettings, *, allow_plaintext: bool) -> Broker | None:
-    """The connection to a Dynamo fleet's own NATS server; None: it shares the routers'."""
+    """The connection to a Dynamo fleet's own NATS server; None: the fleet shares the routers'
+    server."""
     if settings.nats_url is None:
         return None
     nats = NatsSettings(

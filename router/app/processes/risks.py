@@ -54,9 +54,10 @@ class Risk:
     """A setting that is unsafe with its present value."""
 
     key: str
-    """The configuration key to turn."""
+    """The configuration key to change."""
     shows: Callable[[Values], Any]
-    """Whether it shows; a text is in the place of {} in the sentence."""
+    """Returns whether the setting is unsafe; a text that it returns takes the place of {} in the
+    sentence."""
     sentence: str
 
 
@@ -225,7 +226,7 @@ RISKS: tuple[Risk, ...] = (
         "gateway.salt",
         _shared_caches,
         "is client: clients of {} share prefixes with those of other tenants, and can tell what"
-        " these have cached; tenant ends it, and so does a single tenant",
+        " these have cached; set it to tenant, unless there is a single tenant",
     ),
     Risk(
         "gateway.cors_origins",

@@ -19,7 +19,8 @@ from router.fleet.health.warnings import WarningLog
 
 TICK_S = 0.25
 JUDGED_A_TICK = 5
-"""How often in a tick what one caller alone says of workers is judged: every 50 ms."""
+"""Judgements in a tick, one every 50 ms, of workers of which one caller alone has reported
+failures."""
 WARN_S = 5.0
 HELLO_GRACE_S = 1.0
 """Seconds after the first connection in which relays have to say that they are there."""
@@ -29,7 +30,7 @@ log = logging.getLogger("kvroute")
 
 @dataclass(kw_only=True, eq=False)
 class RouterClock:
-    """The timer of one router."""
+    """Does the periodic work of one router."""
 
     config: ServeConfig
     core: RouterCore
@@ -48,7 +49,8 @@ class RouterClock:
         self._warned_at_s = -inf
 
     async def tick(self) -> None:
-        """Does what is due each TICK_S seconds. fleet.ready may be true after it."""
+        """Does the work of one tick, which is due each TICK_S seconds. Sets fleet.ready when the
+        router is ready."""
         core, now_s = self.core, self.clock()
         effects = core.on_time(now_s)
         expired = effects.expired
@@ -74,15 +76,20 @@ class RouterClock:
             self.desk.dispatch()
 
     def _perform(self, effects: Effects) -> None:
-        """Does what the core wants done since time went by."""
+        """Performs the effects that the core has by time: recoveries of streams, and lines for the
+        log."""
         for pull in effects.resyncs:
-            log.warning("%s: its engine reuses less than the index says", pull.worker)
+            log.warning(
+                "%s: its engine reuses less than the index says; its blocks are read again",
+                pull.worker,
+            )
         self.links.recover(effects.resyncs)
         for line in effects.news:
             log.warning("%s", line)
 
     def _warn(self, now_s: float) -> None:
-        """Says now and then what an operator should mend."""
+        """Logs what an operator should mend, every WARN_S seconds at most: errors of policies, and
+        warnings about workers."""
         if now_s - self._warned_at_s < WARN_S:
             return
         self._warned_at_s = now_s
@@ -98,7 +105,7 @@ class RouterClock:
             log.warning("%s", line)
 
     def _is_ready(self, now_s: float) -> bool:
-        """Whether the index can be trusted, or we have waited long enough for it."""
+        """Whether all streams are trusted, or ready_timeout_s is over."""
         view, since_s = self.core.fleet.view, self.links.connected_at_s
         sources = view.sources.values()
         streams = [source.stream for source in sources]

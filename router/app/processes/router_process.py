@@ -1,7 +1,7 @@
-"""`kvroute serve`: assembles the parts of a router, starts and stops them in order.
+"""The process of `kvroute serve`: assembles the parts of a router, starts and stops them in order.
 
-NATS (ours or theirs) -> links -> view -> core <- desk, reports <- listeners
-                         relays in a child process, for configured workers
+NATS (embedded or external) -> links -> view -> core <- desk, reports <- listeners
+                               relays in a child process, for configured workers
 """
 
 import asyncio
@@ -87,7 +87,7 @@ from router.request.refusal import Reason, Refusal
 from router.request.tokens import Prompts
 
 REPLICAS_S = 1.2
-"""Other replicas say that they are there once a second."""
+"""Seconds in which other replicas, which send a message each second, become known."""
 
 log = logging.getLogger("kvroute")
 
@@ -95,7 +95,7 @@ log = logging.getLogger("kvroute")
 class RouterApp:
     """One router process.
 
-    Every part of the process is made here, in the order of their needs, and started, reloaded and
+    Every part of the process is made here, after the parts that it needs, and started, reloaded and
     stopped.
     """
 
@@ -107,10 +107,10 @@ class RouterApp:
         read_again: Callable[[], ServeConfig] | None = None,
         seed: int | None = None,
     ) -> None:
-        """Raises ConfigError for mistakes that only this process can notice.
+        """Raises ConfigError for a configuration that can't be used, such as unreadable files.
 
-        read_again: reads the configuration again, for SIGHUP. seed: of the draws between workers of
-        equal cost, for a test; None: a random one.
+        read_again: reads the configuration again, for SIGHUP. seed: seeds the draws between workers
+        of equal cost, for a test; None: a random seed.
         """
         check_files(config)
         check_extras(config.models)
@@ -302,7 +302,7 @@ class RouterApp:
         self.tracing.start()
 
     def _export_metrics(self, broker: Broker, replicas: Broker, link: ReplicaLink) -> None:
-        """Everything that is read at a scrape."""
+        """Registers the metrics that are computed at each scrape."""
         registry = self.registry
         export(registry, own_relay_metrics, self.relays, self.commands)
         export(registry, fleet_metrics, self.core, self.clock)
@@ -322,7 +322,7 @@ class RouterApp:
             export(registry, discovery_metrics, self.discovery)
 
     async def _listen(self) -> None:
-        """Opens every port; raises ConfigError for an address that can't be had."""
+        """Opens every port; raises ConfigError for an address that can't be listened on."""
         state = self._state
         stream_age_s = GRPC_BOUNDS.stream_age_s
         fleet = FleetService(
@@ -356,7 +356,8 @@ class RouterApp:
         await self.listeners.start(router, fleet, local, self._tasks)
 
     async def run(self) -> int:
-        """Serves until SIGTERM or SIGINT; returns the exit code. A second one ends it at once."""
+        """Serves until SIGTERM or SIGINT; returns the exit code. A second signal ends the process
+        at once."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -427,7 +428,8 @@ class RouterApp:
             )
 
     async def _register_called(self, settings: EngineSettings) -> None:
-        """A caller of RegisterWorker names an engine; raises Refusal."""
+        """Runs a relay for an engine that a caller of RegisterWorker named; raises Refusal, also
+        for an address outside of fleet.register_networks."""
         check_engine_networks(settings, self.locks.networks)
         await self.register(settings)
 
@@ -445,9 +447,9 @@ class RouterApp:
         self.relays.start(self._with_block_size(settings), registered=True)
 
     def _opening_of_relays(self) -> Opening:
-        """What the child process that runs relays is started with."""
+        """The first message to the child process that runs relays: how to connect, and settings."""
         if self.links.server is None:
-            raise RuntimeError("relays come after links.open")
+            raise RuntimeError("a relay was started before NatsLinks.open")
         nats, url = self.links.server
         return Opening(
             f"kvroute relays of router {self.replica}",
@@ -497,5 +499,7 @@ class RouterApp:
 
 
 def _watcher_failed(error: Exception) -> None:
-    """A fault of ours, which no request pays for."""
-    log.error("looking at a decision failed; the next ones are only counted", exc_info=error)
+    """Logs a failure to show a decision to watchers, by which no request fails."""
+    log.error(
+        "showing a decision to watchers failed; further failures are only counted", exc_info=error
+    )

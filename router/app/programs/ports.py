@@ -1,4 +1,4 @@
-"""`kvroute gateway` and `kvroute picker`."""
+"""The commands `kvroute gateway` and `kvroute picker`."""
 
 from pathlib import Path
 from typing import Any

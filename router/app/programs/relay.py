@@ -1,4 +1,4 @@
-"""`kvroute relay`."""
+"""The command `kvroute relay`."""
 
 from pathlib import Path
 from typing import Any

@@ -39,13 +39,13 @@ from router.net.keys.followed import Followed
 
 STATUS_S = 1.0
 RELAY_STOP_S = 10.0
-"""Longest end of one relay; one that takes longer counts as failed."""
+"""Longest time in seconds for the end of one relay; one that takes longer counts as failed."""
 
 log = logging.getLogger("kvroute")
 
 
 class RelayChild:
-    """All relays of one router."""
+    """Runs the relays of one router, in a child process of it."""
 
     def __init__(self, opening: Opening, writer: asyncio.StreamWriter) -> None:
         self._fleet = opening.fleet
@@ -58,12 +58,12 @@ class RelayChild:
         self._followed.add("engine_key", self._accesses)
         self._rng = random.Random()
         self._relays: dict[int, Relay] = {}
-        """Those that run, by the number of their start."""
+        """Running relays, by the number of their Start message."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
-        """Does as the router says, until its end of the socket is closed. Raises what is a fault of
-        ours, which ends the process."""
+        """Obeys the router's commands until the router closes its end of the socket. Raises errors
+        that are a fault of this process, which ends then."""
         try:
             await together(
                 self._obey(reader), self._connect(), self._followed.run(), self._report()
@@ -117,7 +117,7 @@ class RelayChild:
                 await relay.stop()
 
     def _ended(self, start: Start, task: asyncio.Task[None]) -> None:
-        """A relay has ended, by an error or since it was to: the router hears of it."""
+        """Reports to the router that a relay has ended, with its error unless it was to end."""
         error, failure = "", None if task.cancelled() else task.exception()
         if failure is not None:  # of one relay: the router starts it again
             log.warning("the relay for worker %s failed", start.settings.id, exc_info=failure)

@@ -1,4 +1,4 @@
-"""`kvroute serve` and `kvroute check-config`."""
+"""The commands `kvroute serve` and `kvroute check-config`."""
 
 import os
 from functools import partial
@@ -22,12 +22,13 @@ from router.config.sources import annotated
 def serve(config_file: Path | None, **given: Any) -> None:
     """Serve picks over gRPC.
 
-    These are the flags of the first week. Every other key is a flag, too (--queue-order is
-    queue.order), and all are keys of the YAML file and environment variables (KVROUTE_QUEUE_ORDER):
-    docs/reference-configuration.md lists them, and `kvroute check-config` prints them with their
-    origin. Flags win over the environment, and that over the file. Models and workers with relays
-    of this router are described in the file alone. SIGHUP reads the file again: policies, the queue
-    and the decision log change at once, other keys with a restart.
+    The flags listed here are those to set in the first week. Every other key is a flag, too
+    (--queue-order is queue.order), and all are keys of the YAML file and environment variables
+    (KVROUTE_QUEUE_ORDER): docs/reference-configuration.md lists them, and `kvroute check-config`
+    prints them with their origin. Flags win over the environment, the environment over the file.
+    Models, and workers whose relays this router runs, are described in the file alone. SIGHUP reads
+    the file again: policies, models' prompts, the queue and the decision log change at once, other
+    keys with a restart.
     """
     config = read_config(ServeConfig, config_file, given)
     set_up(config.log)
@@ -48,9 +49,9 @@ def serve(config_file: Path | None, **given: Any) -> None:
 def check_config(config_file: Path | None, **given: Any) -> None:
     """Check a router's configuration and print it whole.
 
-    It takes the flags of `kvroute serve`, of which these are the ones of the first week
-    (docs/reference-configuration.md lists all). Warnings on stderr name each setting that must be
-    turned to be safe.
+    It takes the flags of `kvroute serve`; those listed here are to be set in the first week
+    (docs/reference-configuration.md lists all). Warnings on stderr name each setting that is not
+    safe.
 
     The comment behind each value says where it came from: a flag, a variable of the environment,
     the file, the preset of routing.preset, or the defaults; the first of these that sets it wins.

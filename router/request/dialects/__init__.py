@@ -1,1 +1,1 @@
-"""How each engine changes a body before its chat template. Pure."""
+"""How each engine turns a request's body into the input of the model's chat template. Pure."""

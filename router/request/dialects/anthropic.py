@@ -7,21 +7,20 @@ from router.request.dialects.messages import Fields, refused, text_or_none
 
 
 def blocks(content: Any) -> list[Fields]:
-    """The blocks of a message's content that is no text. Raises PromptError if it is no list of
-    blocks.
-    """
+    """The blocks of a message's content. Raises PromptError unless the content is an array of
+    objects with a type."""
     if not isinstance(content, list) or not all(
         isinstance(block, dict) and isinstance(block.get("type"), str) for block in content
     ):
-        raise refused("content that is neither a string nor a list of blocks")
+        raise refused("a message's content that is neither a string nor an array of blocks")
     return content
 
 
 def tool_call(block: Fields) -> Fields:
-    """A tool_use block as a chat's tool call. Raises PromptError."""
+    """Converts a tool_use block into a chat's tool call. Raises PromptError."""
     given = block.get("input")
     if given is not None and not isinstance(given, dict):
-        raise refused("a tool_use whose input is no object")
+        raise refused("a tool_use block whose input is not an object")
     return {
         "id": text_or_none(block, "id") or "call",
         "type": "function",

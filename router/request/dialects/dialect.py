@@ -1,4 +1,4 @@
-"""Input and output of a dialect, an engine's treatment of a body. Pure."""
+"""Types of dialects; each turns a body into a chat template's input as one engine does. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,25 +15,27 @@ class ChatTemplate(Protocol):
 
     text: str
     names: frozenset[str]
-    """Names that the template takes from its caller."""
+    """Names of the variables that the template takes from its caller."""
 
     loops_over_content: bool
-    """Whether contents are wanted as lists of parts, by vLLM's reading of its syntax tree."""
+    """Whether vLLM gives this template message contents as lists of parts, by the template's syntax
+    tree."""
     loops_over_named_content: bool
-    """The same by SGLang's, which goes by the names of variables."""
+    """Whether SGLang gives it contents as lists of parts, by the names of the template's loop
+    variables."""
 
     refuses_later_systems: bool
-    """Whether a system message may only be the first."""
+    """Whether the template fails for a system message that is not the first message."""
 
     shows_later_systems: bool
-    """Whether a system message between others is shown, by SGLang's trial."""
+    """Whether the text shows a system message that stands between others, as SGLang tries it."""
 
     def render(self, names: Mapping[str, Any]) -> str:
-        """The text that the model will read."""
+        """The prompt's text, as the model will read it. names: the template's variables."""
         ...
 
     def render_continued(self, names: Mapping[str, Any]) -> str:
-        """The text up to the end of the last message's text, which the model continues."""
+        """The prompt's text up to the end of the last message, which the model continues."""
         ...
 
 
@@ -42,16 +44,17 @@ class ModelFacts:
     """What an engine knows of a model when it reads a body."""
 
     templates: Mapping[str, ChatTemplate]
-    """Compiled, by name."""
+    """Compiled templates by name."""
     chat_template_kwargs: Mapping[str, Any]
-    """The engine's defaults."""
+    """The engine's default keyword arguments of a template."""
     content_format: str
-    """auto, string or openai."""
+    """vLLM's --chat-template-content-format: auto, string or openai."""
     tools_dropped: bool
     """Whether the template gets no tools under tool_choice none, on vLLM."""
 
     def template_for(self, tools: object) -> ChatTemplate:
-        """The template that transformers takes: `tool_use` if there are tools, else `default`."""
+        """The template that transformers takes: `tool_use` if there are tools, else `default`.
+        Raises PromptError if there is none."""
         if tools is not None and "tool_use" in self.templates:
             return self.templates["tool_use"]
         if (template := self.templates.get("default")) is not None:
@@ -60,7 +63,8 @@ class ModelFacts:
 
     @property
     def first_template(self) -> ChatTemplate:
-        """The only one on SGLang, whatever its name."""
+        """The template that SGLang takes: the first, whatever its name. Raises PromptError if there
+        is none."""
         if not self.templates:
             raise _no_template("chat template")
         return next(iter(self.templates.values()))
@@ -68,23 +72,23 @@ class ModelFacts:
 
 @dataclass(slots=True)
 class TemplateInput:
-    """What the template is given, and what is done with its text."""
+    """Input of a chat template, and how the template's text becomes tokens."""
 
     messages: list[dict[str, Any]]
     template: ChatTemplate
     tools: list[dict[str, Any]] | None = None
     names: dict[str, Any] = field(default_factory=dict)
-    """More of them: keyword arguments of the request and of the engine."""
+    """Further variables of the template: keyword arguments of the request and of the engine."""
     documents: Any = None
     add_generation_prompt: bool = True
     specials: bool = False
-    """Whether the tokenizer puts its own specials around the text."""
+    """Whether the tokenizer adds its special tokens around the text."""
     continues: bool = False
-    """Whether the text ends with the last message's."""
+    """Whether the text ends with the last message's text, which the model continues."""
     suffix: str = ""
-    """Text after the template's, encoded apart, without the first token of a prompt."""
+    """Text that follows the template's and is encoded separately, without the leading BOS token."""
     flat_tools_second: bool = False
-    """Whether a template that fails gets a second try, with tools as bare functions."""
+    """Whether a template that fails is rendered once more, with tools as bare function objects."""
 
 
 def _no_template(what: str) -> PromptError:

@@ -1,5 +1,5 @@
-"""SGLang writes types of databases and of programming languages in a tool's parameters as types of
-JSON Schema, before the template prints them. Pure.
+"""Replaces types of databases and programming languages in a tool's parameters, such as varchar, by
+types of JSON Schema, as SGLang does before its template prints them. Pure.
 
 The names are those of SGLang 0.5.23 (sglang/srt/function_call/utils.py, read 2026-11-22).
 """
@@ -27,7 +27,7 @@ _BEGINNINGS = {
     "list": "array",
     "dict": "object",
 }
-"""Names that may go on with a size or an element type: int32, list[str]."""
+"""Standard types by names that a size or an element type may follow, as in int32 and list[str]."""
 _ENDS = frozenset("0123456789[<( \t")
 _OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _OF_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -40,7 +40,7 @@ _OF_ONE = frozenset(
 
 
 def with_standard_types(schema: Any) -> Any:
-    """The schema, its types standard; the given one is left alone."""
+    """A copy of a JSON Schema with its types replaced by standard ones."""
     if isinstance(schema, list):
         return [with_standard_types(item) for item in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""Checks that the dialects share. Pure."""
+"""Checks of request bodies that the dialects share. Pure."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -15,7 +15,7 @@ RESERVED = frozenset(
         *("return_tensors", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation"),
     }
 )
-"""Keyword arguments with a meaning for apply_chat_template itself."""
+"""Keyword arguments that transformers' apply_chat_template itself takes."""
 
 
 def checked_messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ def checked_messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
         if not isinstance(message, dict):
             raise malformed(f"messages[{place}] is {type_name(message)}, not an object")
         if not isinstance(message.get("role"), str):
-            raise malformed(f"messages[{place}] has no role")
+            raise malformed(f"messages[{place}] has no role, which must be a string")
     return messages
 
 
@@ -38,7 +38,7 @@ def check_absent(fields: Fields, names: Iterable[str]) -> None:
     engine."""
     for name in names:
         if fields.get(name) is not None:
-            raise unsupported(f"{name} changes the prompt in the engine")
+            raise unsupported(f"{name} changes the prompt in a way that only an engine knows")
 
 
 def named_function(tool: Any) -> Fields:
@@ -50,8 +50,8 @@ def named_function(tool: Any) -> Fields:
 
 
 def drop_unset_flags(function: Fields) -> None:
-    """Takes flags of a tool's function out that are null. Raises PromptError for one that is no
-    boolean."""
+    """Removes the flags `strict` and `defer_loading` from a tool's function where they are null.
+    Raises PromptError for another value that is no boolean."""
     for name in ("strict", "defer_loading"):
         if function[name] is None:
             del function[name]
@@ -60,9 +60,8 @@ def drop_unset_flags(function: Fields) -> None:
 
 
 def refused(what: str) -> PromptError:
-    """The error for a body that the engine's release is known to refuse; the engine answers it
-    itself.
-    """
+    """The error for a body that the dialect's engine release refuses; the engine itself answers it.
+    what: the part of the body at fault, a phrase with a noun."""
     return unsupported(f"the engine refuses {what}")
 
 
@@ -72,7 +71,7 @@ def flag(fields: dict[str, Any], name: str, default: bool) -> bool:
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise refused(f"{name} that is {type_name(value)}")
+        raise refused(f"{name} that is {type_name(value)}, not a boolean")
     return value
 
 
@@ -80,23 +79,23 @@ def text_or_none(fields: dict[str, Any], name: str) -> str | None:
     """Text of a field; None: null or absent. Raises PromptError for any other value."""
     value = fields.get(name)
     if value is not None and not isinstance(value, str):
-        raise refused(f"{name} that is {type_name(value)}")
+        raise refused(f"{name} that is {type_name(value)}, not a string")
     return value
 
 
 def kwargs_of(fields: dict[str, Any]) -> dict[str, Any]:
-    """A copy of the request's keyword arguments for its template. Raises PromptError."""
+    """A copy of the request's chat_template_kwargs. Raises PromptError."""
     kwargs = fields.get("chat_template_kwargs")
     if kwargs is None:
         return {}
     if not isinstance(kwargs, dict):
-        raise refused(f"chat_template_kwargs that is {type_name(kwargs)}")
+        raise refused(f"chat_template_kwargs that is {type_name(kwargs)}, not an object")
     if clash := sorted(RESERVED & kwargs.keys()):
         raise unsupported(f"chat_template_kwargs names {clash[0]}, which only an engine may set")
     return dict(kwargs)
 
 
 def in_order(fields: dict[str, Any], first: Iterable[str]) -> dict[str, Any]:
-    """The same fields, with those named in `first` in front, in that order."""
+    """A copy of the fields that begins with those named in `first`, in that order."""
     result = {name: fields[name] for name in first if name in fields}
     return {**result, **{name: value for name, value in fields.items() if name not in result}}

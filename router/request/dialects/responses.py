@@ -13,7 +13,7 @@ NOT_SHOWN = frozenset(
         *("web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"),
     }
 )
-"""Kinds of tools that engines take, and a chat template never gets."""
+"""Types of tools that engines accept and never give to a chat template."""
 CUSTOM_INPUT = {
     "type": "object",
     "properties": {
@@ -22,7 +22,7 @@ CUSTOM_INPUT = {
     "required": ["input"],
     "additionalProperties": False,
 }
-"""Parameters of the function as which the model sees a custom tool, in the engines' words."""
+"""JSON Schema of a custom tool's parameters, in the engines' words: they show it as a function."""
 _HARMONY = ("<|start|>", "<|channel|>")
 
 
@@ -35,14 +35,14 @@ def check_template(facts: ModelFacts) -> None:
 
 
 def items_of(fields: Fields) -> list[Fields]:
-    """The items of a body's input; a text is the user's. Raises PromptError."""
+    """The items of a body's `input`; a string becomes a message of the user. Raises PromptError."""
     if fields.get("previous_response_id") is not None:
         raise unsupported("previous_response_id adds messages that only an engine knows")
     given = fields.get("input")
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
-        raise refused(f"input that is {type_name(given)}")
+        raise refused(f"input that is {type_name(given)}, not a string or an array")
     for item in given:
         if not isinstance(item, dict):
             raise refused(f"an item of input that is {type_name(item)}, not an object")
@@ -50,21 +50,22 @@ def items_of(fields: Fields) -> list[Fields]:
 
 
 def instructions_of(fields: Fields) -> list[Fields]:
-    """The system message of a body, if it has instructions. Raises PromptError."""
+    """The system message that a body's `instructions` make; empty: there are none. Raises
+    PromptError."""
     text = text_or_none(fields, "instructions")
     return [{"role": "system", "content": text}] if text else []
 
 
 def reasoning_of(fields: Fields) -> Fields | None:
-    """The options of reasoning. Raises PromptError."""
+    """The object in a body's field `reasoning`; None: it is null or absent. Raises PromptError."""
     reasoning = fields.get("reasoning")
     if reasoning is not None and not isinstance(reasoning, dict):
-        raise refused(f"reasoning that is {type_name(reasoning)}")
+        raise refused(f"reasoning that is {type_name(reasoning)}, not an object")
     return reasoning
 
 
 def custom_arguments(item: Fields) -> str:
-    """The arguments of a custom tool's call, as the model wrote them. Raises PromptError."""
+    """The arguments of a custom tool's call as JSON text. Raises PromptError."""
     return json.dumps({"input": text_or_none(item, "input") or ""}, ensure_ascii=False)
 
 
@@ -72,7 +73,7 @@ def tools_of(fields: Fields) -> list[Fields]:
     """The tools of a body that a chat template may get. Raises PromptError."""
     tools = fields.get("tools")
     if tools is not None and not isinstance(tools, list):
-        raise refused("tools that are no array")
+        raise refused("a body whose tools are no array")
     for tool in tools or ():
         if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
             raise refused("a tool without a type")

@@ -1,11 +1,11 @@
-"""The body as SGLang gives it to a chat template. Pure.
+"""Turns a chat's body into the chat template's input as SGLang does. Pure.
 
 Written from what SGLang 0.5.23 does (sglang/srt/entrypoints/openai/serving_chat.py and protocol.py,
-parser/jinja_template_utils.py, function_call/utils.py, read 2026-11-22), and compared with the ids
-that its chats answer with.
+parser/jinja_template_utils.py, function_call/utils.py, read 2026-11-22), and compared with the
+token ids in the answers of its chats.
 
-Law: the input is that of the engine, or PromptError is raised; a body that this release refuses
-raises UNSUPPORTED_CONTENT, since another release may take it.
+Law: the input equals SGLang's, or PromptError is raised; a body that this release refuses raises
+UNSUPPORTED_CONTENT, since another release may take it.
 """
 
 from typing import Any
@@ -35,9 +35,9 @@ _EFFORTS = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "ultr
 _EFFORT_MAX = 0.99
 _FUNCTION = ("description", "name", "parameters", "strict", "defer_loading")
 _MEDIA = ("image", "audio", "video", "vision")
-"""Words in a template's text that make its contents lists of parts."""
+"""Words in a template's text by which SGLang gives it contents as lists of parts."""
 _TEXTS = ("tool_call_id", "name", "phase", "reasoning_content")
-"""Texts of a message, in the order in which templates see them."""
+"""String fields of a message, in the order in which templates see them."""
 
 
 def to_template(fields: dict[str, Any], facts: ModelFacts) -> TemplateInput:
@@ -63,8 +63,9 @@ def to_template(fields: dict[str, Any], facts: ModelFacts) -> TemplateInput:
 
 
 def _end(messages: list[Message], continued: bool) -> str:
-    """A chat that ends with the assistant: its text is continued after the template's, or given as
-    the user's. Changes the list; returns the text to continue."""
+    """Treats a last message of the assistant. continued: removes it and returns its text, which the
+    model continues; else it becomes the user's. Returns an empty text otherwise. Changes the list.
+    """
     last = messages[-1]
     if last["role"] != "assistant" or not isinstance(last["content"], str):
         return ""
@@ -88,9 +89,9 @@ def _names(fields: dict[str, Any], facts: ModelFacts) -> dict[str, Any]:
 
 
 def _effort(fields: dict[str, Any]) -> tuple[Any, bool | None]:
-    """The effort, and whether the model is to think; None: not said."""
+    """The reasoning effort, and whether the model is to think; None: the body does not say."""
     if isinstance(fields.get("reasoning"), dict):
-        raise unsupported("reasoning is read by the engine in ways of its own")
+        raise unsupported("how the engine reads an object in the field reasoning is not reproduced")
     effort = fields.get("reasoning_effort")
     if effort is None:
         return None, None
@@ -98,9 +99,9 @@ def _effort(fields: dict[str, Any]) -> tuple[Any, bool | None]:
         return effort, effort != "none"
     if isinstance(effort, int | float) and not isinstance(effort, bool):
         if not 0 <= effort <= _EFFORT_MAX:
-            raise refused(f"a reasoning_effort outside of 0 to {_EFFORT_MAX}")
+            raise refused(f"a reasoning_effort that is a number outside of 0 to {_EFFORT_MAX}")
         return float(effort), True
-    raise refused("an unknown reasoning_effort")
+    raise refused("a reasoning_effort that is neither a number nor a known word, such as low")
 
 
 def _tools(fields: dict[str, Any]) -> list[dict[str, Any]] | None:
@@ -108,7 +109,7 @@ def _tools(fields: dict[str, Any]) -> list[dict[str, Any]] | None:
     if tools is None:
         tools = []
     if not isinstance(tools, list):
-        raise refused("tools that are no array")
+        raise refused("a body whose tools are no array")
     result = [_tool(tool) for tool in tools]
     choice = fields.get("tool_choice")
     if choice == "none" or not result:
@@ -118,9 +119,9 @@ def _tools(fields: dict[str, Any]) -> list[dict[str, Any]] | None:
         name = function.get("name") if isinstance(function, dict) else None
         result = [tool for tool in result if tool["function"]["name"] == name]
         if not result:
-            raise refused("a tool_choice that names no tool")
+            raise refused("a tool_choice that names none of the tools")
     elif choice not in (None, "auto", "required"):
-        raise refused("an unknown tool_choice")
+        raise refused("a tool_choice that is no object and not none, auto or required")
     return result
 
 
@@ -137,7 +138,7 @@ def _tool(tool: Any) -> dict[str, Any]:
     inner["parameters"] = with_standard_types(inner["parameters"])
     kind = tool.get("type", "function")
     if not isinstance(kind, str):
-        raise refused("a tool whose type is no text")
+        raise refused("a tool whose type is not a string")
     return {"type": kind, "function": inner, "defer_loading": deferred}
 
 
@@ -149,7 +150,7 @@ def _message(message: Message, as_parts: bool) -> Message:
         return {"role": role, "content": _content(role, message["content"], as_parts)}
     role = role.lower()
     if role not in _ROLES:
-        raise refused("an unknown role")
+        raise refused("a message with a role that SGLang does not know")
     result: Message = {"role": role}
     content = _content(role, message.get("content"), as_parts)
     in_list = isinstance(message.get("content"), list) and as_parts
@@ -161,10 +162,10 @@ def _message(message: Message, as_parts: bool) -> Message:
     calls = message.get("tool_calls")
     if calls is not None:
         if not isinstance(calls, list):
-            raise refused("tool_calls that are no array")
+            raise refused("a message whose tool_calls are no array")
         result["tool_calls"] = [_call(call, role == "assistant") for call in calls]
     if message.get("tools") is not None:
-        raise unsupported("tools of a message are read by the engine in ways of its own")
+        raise unsupported("how the engine reads tools inside of a message is not reproduced")
     if message.get("prefix") is not None:
         result["prefix"] = flag(message, "prefix", False)
     if in_list:
@@ -178,7 +179,7 @@ def _content(role: str, content: Any, as_parts: bool) -> Any:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise refused("content that is neither text nor parts")
+        raise refused("a message's content that is neither a string nor an array of parts")
     parts = [part for part in (_part(role, part) for part in content) if part is not None]
     texts = [part["text"] for part in parts if part["type"] == "text"]
     if not as_parts or (role == "tool" and len(texts) == len(parts)):
@@ -187,7 +188,7 @@ def _content(role: str, content: Any, as_parts: bool) -> Any:
 
 
 def _part(role: str, part: Any) -> dict[str, str] | None:
-    """The part for the template; None: SGLang drops it."""
+    """A content part as the template gets it; None: SGLang drops the part."""
     kind = part.get("type") if isinstance(part, dict) else None
     match kind:
         case "text" if isinstance(part.get("text"), str):
@@ -195,7 +196,7 @@ def _part(role: str, part: Any) -> dict[str, str] | None:
         case "thinking" | "reasoning":
             given = [key for key in ("thinking", "text") if part.get(key) is not None]
             if role != "assistant" or len(given) != 1:
-                raise refused("a thinking part of another role, or without a text")
+                raise refused("a thinking part of a role other than assistant, or without one text")
             return None
         case "tool_reference" if isinstance(part.get("name"), str):
             return {"type": "tool_reference", "name": part["name"]}
@@ -216,7 +217,7 @@ def _call(call: Any, parsed: bool) -> dict[str, Any]:
     if isinstance(arguments, str):
         arguments = _arguments(arguments) if parsed else arguments
     elif arguments is not None and not isinstance(arguments, dict):
-        raise refused("a tool call whose arguments are neither text nor an object")
+        raise refused("a tool call whose arguments are neither a string nor an object")
     return {
         "id": text_or_none(call, "id"),
         "index": index,

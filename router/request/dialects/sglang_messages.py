@@ -1,7 +1,7 @@
-"""Anthropic's messages as the chat that SGLang makes of them. Pure.
+"""Turns a body of Anthropic's messages into the chat that SGLang makes of it. Pure.
 
 Written from what SGLang 0.5.23 does (sglang/srt/entrypoints/anthropic/serving.py, read 2026-11-23),
-and compared with the chats that its converter makes; it has no endpoint that renders messages.
+and compared with the chats that its converter makes; SGLang has no endpoint that renders messages.
 """
 
 from typing import Any
@@ -21,9 +21,11 @@ def to_template(fields: Fields, facts: ModelFacts) -> TemplateInput:
 
 
 def to_chat(fields: Fields, facts: ModelFacts) -> Fields:
-    """The body of a chat. Raises PromptError."""
+    """The body of the chat that SGLang makes of a body of messages. Raises PromptError."""
     if fields.get("thinking") is not None:
-        raise unsupported("SGLang asks its parser of reasoning what thinking means to a model")
+        raise unsupported(
+            "what thinking means to a model is known to SGLang's parser of reasoning only"
+        )
     result: list[Fields] = []
     if text := _system(fields.get("system")):
         result.append({"role": "system", "content": text})
@@ -43,7 +45,7 @@ def to_chat(fields: Fields, facts: ModelFacts) -> Fields:
 def _tools(fields: Fields) -> Fields:
     tools = fields.get("tools")
     if tools is not None and not isinstance(tools, list):
-        raise refused("tools that are no array")
+        raise refused("a body whose tools are no array")
     given = [_tool(tool) for tool in tools or ()]
     if not given:
         return {}
@@ -55,7 +57,7 @@ def _tools(fields: Fields) -> Fields:
         named = {"type": "function", "function": {"name": choice.get("name")}}
         return {"tools": given, "tool_choice": named}
     if kind not in _CHOICES:
-        raise refused("an unknown tool_choice")
+        raise refused("a tool_choice whose type is not auto, any, none or tool")
     return {"tools": given, "tool_choice": _CHOICES[kind]}
 
 
@@ -83,10 +85,11 @@ def _system(content: Any) -> str:
 
 
 def _converted(message: Fields) -> list[Fields]:
-    """A message's own, cut where it has results of tools, which come in their order."""
+    """The chat messages that SGLang makes of one message. Each tool result in it becomes a message
+    of its own, and splits the texts around it."""
     role, content = message["role"], message.get("content")
     if role not in ("user", "assistant"):
-        raise refused("an unknown role")
+        raise refused("a message whose role is neither user nor assistant")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     result: list[Fields] = []
@@ -104,7 +107,9 @@ def _converted(message: Fields) -> list[Fields]:
                 parts = []
                 result.append(_result(block))
             case kind:
-                raise unsupported(f"a block of the type {kind!r:.40} is known to an engine only")
+                raise unsupported(
+                    f"a block of the type {kind!r:.40} has tokens that only an engine knows"
+                )
     if role == "user":
         return result + _of_parts(role, parts)
     last = (_of_parts(role, parts) or [{"role": role}])[0]
@@ -116,12 +121,12 @@ def _converted(message: Fields) -> list[Fields]:
 
 
 def _of_parts(role: str, parts: list[str]) -> list[Fields]:
-    """A message of texts; none of no texts."""
+    """A list with one message of these texts; empty: there are no texts."""
     return [{"role": role, "content": _content(parts)}] if parts else []
 
 
 def _content(texts: list[str]) -> Any:
-    """Texts as a message's content: several as a part each."""
+    """A message's content of these texts: one string, or an array of parts if there are several."""
     if len(texts) < 2:
         return "".join(texts)
     return [{"type": "text", "text": text} for text in texts]
@@ -136,6 +141,8 @@ def _result(block: Fields) -> Fields:
     texts = []
     for item in content:
         if not isinstance(item, dict) or item.get("type") != "text":
-            raise unsupported("a tool's result with parts that are no text")
+            raise unsupported(
+                "a tool's result with other parts than text has tokens that only an engine knows"
+            )
         texts += [text] if (text := text_or_none(item, "text")) else []
     return {**message, "content": _content(texts)}

@@ -1,9 +1,10 @@
-"""OpenAI's responses as the chat that SGLang makes of them. Pure.
+"""Turns a body of OpenAI's responses into the chat that SGLang makes of it. Pure.
 
 Written from what SGLang 0.5.23 does (sglang/srt/entrypoints/openai/serving_responses.py and
 responses_adapters.py, parser/template_detection.py, read 2026-11-28), and compared with the chats
-that its converter makes; it has no endpoint that renders responses. Templates of SGLang's own, and
-its parser of tools that shows namespaces (muse), make other tokens, which the answers' counts show.
+that its converter makes; SGLang has no endpoint that renders responses. SGLang's built-in
+templates, and its tool parser that shows namespaces (muse), make other tokens; a comparison with
+the answers' token counts detects this.
 """
 
 import json
@@ -27,11 +28,11 @@ from router.request.dialects.responses import (
 from router.request.prompt_error import type_name, unsupported
 
 _LABEL = "Developer instructions:"
-"""The line that SGLang puts before a developer's text, which it gives as the system's."""
+"""The line that SGLang puts before a developer's text, which becomes a system message."""
 _NOT_OF_CHAT = ("id", "status", "type")
 _TEXTS = ("input_text", "output_text")
 _OWN_REASONING = "sglang-reasoning-v1."
-"""Begins reasoning that SGLang itself has packed; it drops what others have encrypted."""
+"""Prefix of encrypted reasoning that SGLang itself made; SGLang drops all other."""
 
 
 def to_template(fields: Fields, facts: ModelFacts) -> TemplateInput:
@@ -40,14 +41,14 @@ def to_template(fields: Fields, facts: ModelFacts) -> TemplateInput:
 
 
 def to_chat(fields: Fields, facts: ModelFacts) -> Fields:
-    """The body of a chat. Raises PromptError."""
+    """The body of the chat that SGLang makes of a response's body. Raises PromptError."""
     check_template(facts)
     given = [*instructions_of(fields), *map(_message, items_of(fields))]
     messages = _joined([message for message in given if message is not None])
     if len(facts.templates) > 1 or not facts.first_template.shows_later_systems:
         messages = _one_system(messages)
     if not messages:
-        raise unsupported("an input without items is known to an engine only")
+        raise unsupported("an input without items has a prompt that only an engine knows")
     tools = [function for tool in tools_of(fields) for function in _functions(tool)]
     return {
         "messages": messages,
@@ -63,12 +64,12 @@ def _effort(fields: Fields) -> Any:
     if reasoning is None:
         return None
     if "reasoning_effort" in reasoning:
-        raise unsupported("SGLang reads an effort under two names, each in a way of its own")
+        raise unsupported("how SGLang reads reasoning.reasoning_effort is not reproduced")
     return reasoning.get("effort", "medium")
 
 
 def _message(item: Fields) -> Fields | None:
-    """The message of an item; None: SGLang drops it."""
+    """The chat message of an input item; None: SGLang drops the item."""
     match item.get("type"):
         case "function_call":
             return _call(item, _arguments(item.get("arguments")))
@@ -82,7 +83,7 @@ def _message(item: Fields) -> Fields | None:
         case None | "message":
             return _of_role(item)
         case kind:
-            raise refused(f"an item of the type {kind!r:.40}")
+            raise refused(f"an item of input with the type {kind!r:.40}")
 
 
 def _of_role(item: Fields) -> Fields:
@@ -123,7 +124,7 @@ def _call(item: Fields, arguments: str) -> Fields:
 
 
 def _arguments(given: Any) -> str:
-    """The arguments if they are an object in JSON, else those of an empty one."""
+    """A call's arguments as JSON text; `{}` if they are no JSON object."""
     if isinstance(given, dict):
         return json.dumps(given)
     if not isinstance(given, str):
@@ -151,19 +152,21 @@ def _thought(item: Fields) -> Fields | None:
     for name in ("summary", "content"):
         parts = item.get(name) or []
         if not isinstance(parts, list):
-            raise refused(f"reasoning whose {name} is no array")
+            raise refused(f"a reasoning item whose {name} is no array")
         texts = [part["text"] for part in parts if isinstance(part, dict) and part.get("text")]
         if texts:
             return {"role": "assistant", "reasoning_content": "\n".join(map(_plain, texts))}
     packed = item.get("encrypted_content")
     if isinstance(packed, str) and packed.startswith(_OWN_REASONING):
-        raise unsupported("reasoning that SGLang has packed is known to an engine only")
+        raise unsupported(
+            "reasoning that SGLang has encrypted has a text that only an engine knows"
+        )
     return None
 
 
 def _joined(messages: list[Fields]) -> list[Fields]:
-    """The messages, those of the assistant that follow each other as one: of the same phase, or
-    after reasoning alone."""
+    """The messages, with successive messages of the assistant joined to one where their phase is
+    equal, or where the earlier ones have reasoning alone."""
     runs: list[list[Fields]] = []
     phase, is_thought = None, False
     for message in messages:
@@ -184,7 +187,7 @@ def _joined(messages: list[Fields]) -> list[Fields]:
 
 
 def _one_turn(run: list[Fields]) -> Fields:
-    """The messages of the assistant as one."""
+    """Joins successive messages of the assistant to one."""
     turn = dict(run[0])
     for message in run[1:]:
         if message.get("phase") is not None:
@@ -195,7 +198,7 @@ def _one_turn(run: list[Fields]) -> Fields:
     calls: list[Any] = []
     for message in run:
         if not isinstance(more := message.get("tool_calls") or [], list):
-            raise refused("tool_calls that are no array")
+            raise refused("a message whose tool_calls are no array")
         calls += more
     if calls:
         turn["tool_calls"] = calls
@@ -206,7 +209,7 @@ def _one_turn(run: list[Fields]) -> Fields:
 
 
 def _one_content(contents: list[Any]) -> Any:
-    """Texts as one; with parts among them, parts."""
+    """Joins contents to one: a string if all are strings, else an array of parts."""
     place = next((n for n, content in enumerate(contents) if not isinstance(content, str)), None)
     if place is None:
         return "\n\n".join(contents)
@@ -221,8 +224,8 @@ def _one_content(contents: list[Any]) -> Any:
 
 
 def _one_system(messages: list[Fields]) -> list[Fields]:
-    """All system messages as the first message, in the place of a system message between others,
-    which most templates lose."""
+    """The messages, with all system messages joined to one at the beginning, since most templates
+    lose a system message between others."""
     texts: list[str] = []
     for message in messages:
         if message["role"] == "system":
@@ -235,7 +238,8 @@ def _one_system(messages: list[Fields]) -> list[Fields]:
 
 
 def _choice(choice: Any) -> Any:
-    """A chat's tool_choice: of the object forms, those that name a function or a custom tool."""
+    """A chat's tool_choice. An object that names a function or a custom tool names that function;
+    any other object is `auto`; a string stays."""
     if not isinstance(choice, dict):
         return choice
     function = choice.get("function")
@@ -256,7 +260,7 @@ def _description(tool: Fields) -> str | None:
 
 
 def _functions(tool: Fields) -> list[Fields]:
-    """The functions as which the model sees a tool."""
+    """The functions of a chat as which SGLang shows a tool to the model."""
     match tool["type"]:
         case "function":
             described, parameters = tool.get("description"), tool.get("parameters")

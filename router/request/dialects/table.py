@@ -1,6 +1,7 @@
-"""How each engine treats a body: a record for each engine. Pure.
+"""Table of the engines' dialects: how each engine treats a body. Pure.
 
-A new one is its files in this folder and an entry here; events/engines/table.py has the rest of it.
+A new engine needs its files in this folder and an entry here; events/engines/table.py has its other
+records.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,20 +25,22 @@ from router.request.dialects.tokenize import (
 )
 
 ToTemplate = Callable[[dict[str, Any], ModelFacts], TemplateInput]
-"""A body -> what the model's chat template gets. Raises PromptError."""
+"""Function from a body's fields to the input of the model's chat template. Raises PromptError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """An engine's treatment of a body."""
+    """How one engine makes tokens of a body: by its chat template, and by its HTTP endpoints."""
 
     templates: Mapping[Templated, ToTemplate]
-    """A body of a form that is not here has tokens of the engine's only."""
+    """Functions that make the chat template's input, by kind of body. Only the engine itself makes
+    tokens of a kind that is missing here."""
     tokenizes: Mapping[Templated | None, Callable[[bytes], bytes]]
-    """A body -> that of /tokenize, which gives the same tokens; raises Unsupported,
-    msgspec.DecodeError. /tokenize takes no other forms."""
+    """Functions that turn a body into one for the engine's /tokenize with the same tokens, by kind
+    of body (None: completions); /tokenize takes no other kinds. Each raises Unsupported,
+    msgspec.DecodeError."""
     has_render: bool
-    """Whether it has render endpoints, which give the tokens of any body."""
+    """Whether the engine has render endpoints, which give the tokens of any body."""
 
 
 DIALECTS = {

@@ -1,4 +1,4 @@
-"""The body of an engine's /tokenize, for a completion and for chats. Pure.
+"""Turns the body of a completion or a chat into one for the engine's /tokenize endpoint. Pure.
 
 Each function raises Unsupported, or msgspec.DecodeError for a body that can't be read.
 """
@@ -13,7 +13,7 @@ _VLLM = (
 )  # fmt: skip
 """Fields of a chat that vLLM's /tokenize knows."""
 _VLLM_IGNORED = ("reasoning_effort", "documents")
-"""Fields of which vLLM's /tokenize takes no notice, though they change the prompt."""
+"""Fields that vLLM's /tokenize ignores, though they change the prompt."""
 _NOT_OF_SGLANG = ("add_generation_prompt", "add_special_tokens")
 """Fields that SGLang's chats ignore, and that its /tokenize obeys."""
 
@@ -33,7 +33,7 @@ def tokenize_completion(content: bytes) -> bytes:
     """The body of /tokenize for a completion."""
     body = msgspec.json.decode(content, type=_Completion)
     if not bytes(body.prompt).lstrip().startswith(b'"'):
-        raise Unsupported("/tokenize takes one text, and the body's prompt is none")
+        raise Unsupported("/tokenize takes one string, and the body's prompt is not a string")
     if _is_set(body.truncate_prompt_tokens):
         raise Unsupported("/tokenize ignores truncate_prompt_tokens")
     fields = ("prompt", "model", "add_special_tokens")
@@ -49,11 +49,12 @@ def tokenize_vllm_chat(content: bytes) -> bytes:
 
 
 def tokenize_sglang_chat(content: bytes) -> bytes:
-    """The same chat, without what only SGLang's /tokenize reads in it."""
+    """The body of SGLang's /tokenize for a chat: the chat without the fields that SGLang's chats
+    ignore and its /tokenize obeys."""
     fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
     tools = msgspec.json.decode(fields["tools"]) if "tools" in fields else None
     if isinstance(tools, list) and any(map(_is_reordered, tools)):
-        raise Unsupported("SGLang's /tokenize reorders the fields of these tools")
+        raise Unsupported("SGLang's /tokenize reorders the fields of these tools, unlike its chats")
     if fields.keys().isdisjoint(_NOT_OF_SGLANG):
         return content
     return _object({name: fields[name] for name in fields if name not in _NOT_OF_SGLANG})
@@ -61,8 +62,8 @@ def tokenize_sglang_chat(content: bytes) -> bytes:
 
 def _is_reordered(tool: Any) -> bool:
     """Whether SGLang 0.5.23's /tokenize gives a template the fields of a tool's function in another
-    order than its chats do (protocol.py): it drops nulls before it reads the tool once more, so
-    that null fields come last, and after what the tool hands on to its function."""
+    order than its chats do (protocol.py). It drops nulls before it reads the tool once more, so
+    that null fields come last, after a defer_loading that the function takes from its tool."""
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict):
         return False

@@ -1,10 +1,11 @@
-"""The body as vLLM gives it to a chat template. Pure.
+"""Turns a chat's body into the chat template's input as vLLM does. Pure.
 
-Written from what vLLM 0.32 does (vllm/renderers/chat_utils.py and hf.py, entrypoints/openai/
-chat_completion/protocol.py, read 2026-11-22), and compared with its /v1/chat/completions/render.
+Written from what vLLM 0.32 does (vllm/renderers/chat_utils.py and hf.py,
+entrypoints/openai/chat_completion/protocol.py, read 2026-11-22), and compared with its
+/v1/chat/completions/render.
 
-Law: the input is that of the engine, or PromptError is raised; a body that this release refuses
-raises UNSUPPORTED_CONTENT, since another release may take it.
+Law: the input equals vLLM's, or PromptError is raised; a body that this release refuses raises
+UNSUPPORTED_CONTENT, since another release may take it.
 """
 
 import json
@@ -28,8 +29,8 @@ from router.request.prompt_error import unsupported
 Message = dict[str, Any]
 
 BILLING_HEADER = "x-anthropic-billing-header"
-"""Begins a line of Claude Code's system text, or a block of its messages, that differs in every
-request; vLLM drops it."""
+"""Beginning of a line in Claude Code's system text, or of a block of its messages, that differs in
+every request; vLLM drops it."""
 _TEXTS = {
     "text": "text",
     "input_text": "text",
@@ -46,14 +47,15 @@ _PART_KEYS = frozenset(
         *("thinking", "type", "uuid", "video_embeds", "video_url"),
     }
 )
-"""Keys of some kind of part: not given to a template beside a text, as all others are."""
+"""Keys that vLLM itself reads in parts of some type; a text part's other keys go to the template.
+"""
 _EFFORTS = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "max"})
 _REFUSED = (
     *("chat_template", "mm_processor_kwargs", "media_io_kwargs", "prompt_embeds"),
     *("truncate_prompt_tokens", "kv_transfer_params"),
 )
 _UNSET = (None, "auto")
-"""Values of a keyword argument that leave the default."""
+"""Values of a keyword argument that leave the engine's default in force."""
 
 
 def to_template(
@@ -62,8 +64,8 @@ def to_template(
     *,
     call_fields: tuple[str, ...] = ("arguments", "name"),
 ) -> TemplateInput:
-    """The template's input for a chat's body. call_fields: the first fields of a call's function,
-    in the order in which a template may print them. Raises PromptError."""
+    """The template's input for a chat's body. call_fields: fields with which the function of a tool
+    call begins, in the order in which a template may print them. Raises PromptError."""
     check_absent(fields, _REFUSED)
     tools = _tools(fields, facts)
     template = facts.template_for(tools)
@@ -101,7 +103,7 @@ def _tools(fields: dict[str, Any], facts: ModelFacts) -> list[dict[str, Any]] | 
             raise refused("tool_choice without tools")
         return None
     if not isinstance(tools, list) or not tools:
-        raise refused("tools that are no array, or an empty one")
+        raise refused("a body whose tools are no array, or an empty one")
     if choice == "none" and facts.tools_dropped:
         return None
     return [_tool(tool) for tool in tools]
@@ -134,7 +136,7 @@ def _names(fields: dict[str, Any], facts: ModelFacts) -> dict[str, Any]:
     effort = fields.get("reasoning_effort")
     if effort is not None:
         if not isinstance(effort, str) or effort not in _EFFORTS:
-            raise refused("an unknown reasoning_effort")
+            raise refused("a reasoning_effort that is no known word, such as low")
         if "enable_thinking" not in kwargs:
             kwargs["enable_thinking"] = effort != "none"
         kwargs["reasoning_effort"] = effort
@@ -147,7 +149,7 @@ def _names(fields: dict[str, Any], facts: ModelFacts) -> dict[str, Any]:
         isinstance(document, dict) and all(isinstance(text, str) for text in document.values())
         for document in documents
     ):
-        raise refused("documents that are no objects of texts")
+        raise refused("documents that are no array of objects of strings")
     return {**facts.chat_template_kwargs, **kwargs}
 
 
@@ -157,7 +159,7 @@ def _message(message: Message, as_parts: bool, call_fields: tuple[str, ...]) -> 
     if role == "assistant":
         if message.get("tool_calls"):
             if not isinstance(calls := message["tool_calls"], list):
-                raise refused("tool_calls that are no array")
+                raise refused("a message whose tool_calls are no array")
             result["tool_calls"] = [_call(call, call_fields) for call in calls]
         reasoning = message.get("reasoning")
         if reasoning is None:
@@ -186,7 +188,7 @@ def _content(message: Message, as_parts: bool) -> Any:
     elif content is None:
         content = []
     elif not isinstance(content, list):
-        raise refused("content that is neither text nor parts")
+        raise refused("a message's content that is neither a string nor an array of parts")
     if message["role"] == "system":
         content = list(_without_billing_header(content))
     parts = [part for part in (_part(part, as_parts) for part in content) if part]
@@ -205,11 +207,11 @@ def _without_billing_header(parts: Iterable[Any]) -> Iterable[Any]:
 
 
 def _part(part: Any, as_parts: bool) -> Any:
-    """The part for the template; None: vLLM skips it."""
+    """A content part as the template gets it; None: vLLM skips the part."""
     if isinstance(part, str):
         return {"type": "text", "text": part} if as_parts else part
     if not isinstance(part, dict):
-        raise refused("a part that is neither an object nor text")
+        raise refused("a content part that is neither an object nor a string")
     kind = part.get("type")
     if kind == "tool_reference" and isinstance(name := part.get("name"), str):
         return {"type": "tool_reference", "name": name} if as_parts else name
@@ -220,7 +222,7 @@ def _part(part: Any, as_parts: bool) -> Any:
     if text is None and kind in _SKIPPED_WITHOUT_TEXT:
         return None
     if not isinstance(text, str):
-        raise refused("a text part without text")
+        raise refused("a text part without a string in its text field")
     if not as_parts:
         return text
     extras = {name: value for name, value in part.items() if name not in _PART_KEYS}
@@ -228,7 +230,8 @@ def _part(part: Any, as_parts: bool) -> Any:
 
 
 def _tool_content(content: Any) -> Any:
-    """A tool's parts as one text, as most templates want them; parts that are no text stay."""
+    """A tool message's content: text parts joined to one text, as most templates want it; unchanged
+    if a part is no text."""
     if isinstance(content, str) or any(part["type"] != "text" for part in content):
         return content
     return "\n".join(part["text"] for part in content)
@@ -252,7 +255,7 @@ def _call(call: Any, fields: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """The mapping in a call's arguments; empty for text that holds none."""
+    """A call's arguments as a mapping; empty if the text is no JSON object."""
     try:
         arguments = json.loads(text) if text else {}
     except (ValueError, RecursionError):
@@ -285,7 +288,8 @@ def _developers_as_systems(messages: list[Message]) -> list[Message]:
 
 
 def _one_system(messages: list[Message]) -> list[Message]:
-    """All system messages as the first one, if there are several or it is not the first."""
+    """The messages, with all system messages joined to one at the beginning; unchanged if the only
+    one is there."""
     places = [place for place, message in enumerate(messages) if message["role"] == "system"]
     if places == [0]:
         return messages

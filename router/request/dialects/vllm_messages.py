@@ -1,4 +1,4 @@
-"""Anthropic's messages as the chat that vLLM makes of them. Pure.
+"""Turns a body of Anthropic's messages into the chat that vLLM makes of it. Pure.
 
 Written from what vLLM 0.32 does (vllm/entrypoints/anthropic/serving.py and protocol.py, read
 2026-11-22), and compared with its /v1/messages/render.
@@ -21,10 +21,10 @@ def to_template(fields: Fields, facts: ModelFacts) -> TemplateInput:
 
 
 def to_chat(fields: Fields, facts: ModelFacts) -> Fields:
-    """The body of a chat. Raises PromptError."""
+    """The body of the chat that vLLM makes of a body of messages. Raises PromptError."""
     thinking = fields.get("thinking")
     if isinstance(thinking, dict) and thinking.get("type") == "disabled":
-        raise unsupported("vLLM decides by trials which effort disables thinking")
+        raise unsupported("which reasoning_effort disables thinking is decided by trials in vLLM")
     messages = checked_messages(fields)
     merges = any(template.refuses_later_systems for template in facts.templates.values())
     systems = [_system_text(fields.get("system"))]
@@ -50,7 +50,7 @@ def _tools(fields: Fields) -> Fields:
     if tools is None:
         return {}
     if not isinstance(tools, list):
-        raise refused("tools that are no array")
+        raise refused("a body whose tools are no array")
     choice = fields.get("tool_choice")
     kind = choice.get("type") if isinstance(choice, dict) else None
     return {
@@ -74,7 +74,7 @@ def _tool(tool: Any) -> Fields:
 
 
 def _system_text(content: Any) -> str:
-    """The top system field, without headers that differ in every request."""
+    """The text of system content, without blocks that begin with BILLING_HEADER."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
@@ -90,15 +90,16 @@ def _inline(message: Fields) -> str:
     if isinstance(content, str):
         return "" if content.startswith(vllm.BILLING_HEADER) else content
     if any(block["type"] in ("tool_addition", "tool_removal") for block in blocks(content)):
-        raise unsupported("messages that change the tools")
+        raise unsupported("messages that add or remove tools have tokens that only an engine knows")
     return _system_text(content)
 
 
 def _converted(message: Fields) -> list[Fields]:
-    """A message of ours, after those for the results of tools that it holds."""
+    """The chat messages that vLLM makes of one message: one for each tool result in it, then one
+    for the rest."""
     role = message["role"]
     if role not in ("user", "assistant"):
-        raise refused("an unknown role")
+        raise refused("a message whose role is not user, assistant or system")
     content = message.get("content")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
@@ -122,7 +123,9 @@ def _converted(message: Fields) -> list[Fields]:
             case "tool_result" if role == "user":
                 result.append(_result(block))
             case kind:
-                raise unsupported(f"a block of the type {kind!r:.40} is known to an engine only")
+                raise unsupported(
+                    f"a block of the type {kind!r:.40} has tokens that only an engine knows"
+                )
     if thoughts:
         last["reasoning"] = "".join(thoughts)
     if calls:
@@ -139,7 +142,9 @@ def _result(block: Fields) -> Fields:
     texts = [content] if isinstance(content, str) else []
     for item in content if isinstance(content, list) else []:
         if not isinstance(item, dict) or item.get("type") != "text":
-            raise unsupported("a tool's result that is more than text")
+            raise unsupported(
+                "a tool's result with other parts than text has tokens that only an engine knows"
+            )
         texts.append(text_or_none(item, "text") or "")
     result = {"role": "tool", "tool_call_id": text_or_none(block, "tool_use_id") or ""}
     return {**result, "content": "\n".join(texts)}

@@ -1,4 +1,4 @@
-"""OpenAI's responses as the chat that vLLM makes of them. Pure.
+"""Turns a body of OpenAI's responses into the chat that vLLM makes of it. Pure.
 
 Written from what vLLM 0.32 does (vllm/entrypoints/openai/responses/utils.py and protocol.py,
 renderers/online_renderer.py, read 2026-11-28), and compared with its /v1/responses/render.
@@ -24,7 +24,7 @@ from router.request.prompt_error import type_name, unsupported
 _ROLES = ("user", "system", "developer")
 _ANSWERED = ("output_text", "input_text")
 _OPEN = ("in_progress", "incomplete")
-"""States of a last item that the model goes on with."""
+"""Statuses of a last item that the model continues."""
 _REFUSED = (
     *("previous_input_messages", "prompt", "mm_processor_kwargs", "media_io_kwargs"),
     "kv_transfer_params",
@@ -39,21 +39,22 @@ def to_template(fields: Fields, facts: ModelFacts) -> TemplateInput:
     is_dropped = fields.get("tool_choice") == "none" and facts.tools_dropped
     if fields.get("tools") and given.tools is None and not is_dropped:
         if "tool_use" in facts.templates:
-            raise unsupported("tools of which the model sees none choose another template")
+            raise unsupported("tools that the model never sees make vLLM choose another template")
         given.tools = []
     return given
 
 
 def to_chat(fields: Fields) -> Fields:
-    """The body of a chat, whose text the tokenizer puts its specials around. Raises PromptError."""
+    """The body of the chat that vLLM makes of a response's body; the tokenizer adds its special
+    tokens around the chat's text. Raises PromptError."""
     check_absent(fields, _REFUSED)
     if fields.get("truncation", "disabled") != "disabled":
-        raise unsupported("truncation changes the prompt in the engine")
+        raise unsupported("truncation changes the prompt in a way that only an engine knows")
     messages, items = instructions_of(fields), items_of(fields)
     for item in items:
         _add(messages, item)
     if not messages:
-        raise unsupported("an input without items is known to an engine only")
+        raise unsupported("an input without items has a prompt that only an engine knows")
     goes_on = bool(items) and _goes_on(items[-1])
     chat: Fields = {
         "messages": messages,
@@ -71,16 +72,16 @@ def to_chat(fields: Fields) -> Fields:
 
 
 def _goes_on(last: Fields) -> bool:
-    """Whether the model continues the last item, in the place of an answer to it."""
+    """Whether the model continues the last item, instead of answering it. Raises PromptError."""
     if last.get("status") not in _OPEN or last.get("type") not in (None, "message", "reasoning"):
         return False
     if last.get("type") != "reasoning" and last.get("role") != "assistant":
-        raise unsupported("a last item of the client's that is not complete")
+        raise unsupported("a last item that is incomplete and not the assistant's")
     return True
 
 
 def _add(messages: list[Fields], item: Fields) -> None:
-    """Adds an item as a message, or to the assistant's message before it."""
+    """Adds an input item to the messages: as a message, or to a last message of the assistant."""
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     match item.get("type"):
         case "function_call":
@@ -104,9 +105,11 @@ def _add(messages: list[Fields], item: Fields) -> None:
                 content = _content(item.get("content"))
                 messages.append({**item, "role": role, "content": content})
             else:
-                raise refused("an unknown role")
+                raise refused("an item whose role is not user, system, developer or assistant")
         case kind:
-            raise unsupported(f"an item of the type {kind!r:.40} is known to an engine only")
+            raise unsupported(
+                f"an item of the type {kind!r:.40} has tokens that only an engine knows"
+            )
 
 
 def _add_call(
@@ -121,7 +124,8 @@ def _add_call(
 
 
 def _add_part(messages: list[Fields], last: Fields | None, name: str, text: str) -> None:
-    """A text or reasoning, in the assistant's last message if that has none."""
+    """Adds a text (content) or reasoning to the assistant's last message, or as a new message if
+    that one has it already. name: the message's field."""
     if last is None or last.get(name) is not None:
         messages.append({"role": "assistant", name: text})
     else:
@@ -130,35 +134,37 @@ def _add_part(messages: list[Fields], last: Fields | None, name: str, text: str)
 
 def _thought(item: Fields) -> str:
     if item.get("encrypted_content"):
-        raise refused("encrypted reasoning")
+        raise refused("a reasoning item with encrypted_content")
     for name in ("content", "summary"):
         parts = item.get(name)
         if isinstance(parts, list) and parts and isinstance(parts[0], dict):
             return required_text(parts[0], "text")
     if not isinstance(item.get("summary"), list):
-        raise refused("reasoning without a summary")
+        raise refused("a reasoning item without an array of summaries")
     return ""
 
 
 def _answer(content: Any) -> str:
-    """The text of an answer of the model's: the first part, as vLLM has it."""
+    """The text of an earlier answer of the model: of its first part, as vLLM has it."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
-        raise refused("an answer without content")
+        raise refused("an item of the assistant without content")
     kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
     if kinds[0] not in _ANSWERED or any(kind != kinds[0] for kind in kinds):
-        raise unsupported("an answer that is more than text is known to an engine only")
+        raise unsupported(
+            "an answer with other parts than text has tokens that only an engine knows"
+        )
     texts = [required_text(part, "text") for part in content]
     return texts[0]
 
 
 def _content(content: Any) -> Any:
-    """A text, or parts of which each is a text."""
+    """An item's content for a chat: a string, or an array of text parts. Raises PromptError."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise refused(f"content that is {type_name(content)}")
+        raise refused(f"an item's content that is {type_name(content)}, not a string or an array")
     parts = []
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "input_text":
@@ -168,14 +174,14 @@ def _content(content: Any) -> Any:
 
 
 def _functions(tool: Fields) -> list[Fields]:
-    """The functions as which the model sees a tool."""
+    """The functions of a chat as which vLLM shows a tool to the model."""
     match tool["type"]:
         case "function":
             return [_function(tool, "")]
         case "namespace":
             inner = tool.get("tools")
             if not isinstance(inner, list) or not all(isinstance(each, dict) for each in inner):
-                raise refused("a namespace without tools")
+                raise refused("a namespace whose tools are no array of objects")
             space = f"{required_text(tool, 'name')}__"
             return [_function(each, space) for each in inner if each.get("type") == "function"]
         case "custom":

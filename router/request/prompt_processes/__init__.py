@@ -1,1 +1,1 @@
-"""Child processes that render, and the frames between them and their parent."""
+"""Child processes that render prompts, and the messages (frames) between them and their parent."""

@@ -4,9 +4,10 @@ descriptor 0.
 It ends with the process that started it: Linux kills it when that process dies, and the end of the
 socket ends it otherwise.
 
-Law: its address space is bounded before its first job. Where the kernel promises memory that it has
-not (vm.overcommit_memory = 1, as on every Kubernetes node), a template could take all of it, until
-the kernel kills something; here it is a MemoryError, and an outcome.
+Law: its address space is bounded before its first job, so that a template that takes too much
+memory gets a MemoryError, and only its job fails. Without the bound, where the kernel promises
+memory that it has not (vm.overcommit_memory = 1, as on every Kubernetes node), the kernel would
+kill some process.
 """
 
 import ctypes
@@ -71,15 +72,15 @@ def _render(
 
 
 def bound_memory(memory_bytes: int) -> None:
-    """Bounds this process's address space for good, or leaves a lower bound as it is."""
+    """Bounds this process's address space for good, to memory_bytes or a lower bound in force."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = memory_bytes if hard == resource.RLIM_INFINITY else min(hard, memory_bytes)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def main() -> None:
-    """The arguments are the parent's id and the address space in bytes. Raises SystemExit when the
-    parent is gone already."""
+    """Serves the parent until it closes the socket. Arguments: the parent's process id, and the
+    bound of the address space in bytes. Raises SystemExit when the parent is gone already."""
     parent = int(sys.argv[1])
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -3,7 +3,8 @@
 Laws:
 - a body is rendered by one child, which has no other body meanwhile;
 - the bodies that wait are bounded, and one more is refused with RENDER_QUEUE_FULL;
-- a render that is over its time has its child killed, and ends that body and no other;
+- a render that takes longer than its limit ends with its child, which is killed, and no other body
+  ends with it;
 - a child's address space is bounded, so that no template takes the memory of others;
 - no child outlives `close`, or this process.
 """
@@ -25,15 +26,16 @@ from router.request.prompt_settings import MEMORY_BYTES, RendererSettings
 from router.request.refusal import Reason
 
 QUEUE_MAX = 64
-"""Bodies that wait for one child."""
+"""Most bodies that wait for one child."""
 RENDER_S = 5.0
 """Longest time for one body, seconds."""
 LOAD_S = 60.0
 """Longest time for a model's tokenizer, seconds, which a child loads before the first body."""
 AWAY_S = 1.0
-"""Seconds from a child's death before its first answer to the start of another one."""
+"""Seconds until a child is started again after one that died before its first answer."""
 SPILL = 2
-"""Bodies that wait for a child before the next one goes to an idle one, whose cache is colder."""
+"""Bodies at a child past which the next body goes to the least busy child, whose cache is colder.
+"""
 _PROGRAM = ("-m", "router.request.prompt_processes.child")
 
 
@@ -81,8 +83,8 @@ class Children:
         engine: str,
         affinity: int,
     ) -> tuple[Done, bytes]:
-        """A body's tokens. affinity: bodies with the same number go to the same child, while it has
-        few others. Raises PromptError."""
+        """A body's result and tokens (little-endian u32). affinity: bodies with the same number go
+        to the same child, while it has few others. Raises PromptError."""
         child = self._children[affinity % len(self._children)]
         if child.load > SPILL:
             child = min(self._children, key=lambda child: child.load)
@@ -123,7 +125,7 @@ class _Child:
         return self._process.pid if self._process is not None else None
 
     async def run(self, job: Job, content: bytes) -> tuple[Done, bytes]:
-        """Raises PromptError."""
+        """Renders a body when its turn has come. Raises PromptError."""
         if self._waiting >= self._pool.queue_max:
             raise PromptError(
                 Reason.RENDER_QUEUE_FULL,
@@ -140,7 +142,9 @@ class _Child:
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if self._closed and (caller is None or not caller.cancelling()):
-                raise _unavailable("the router is stopping") from None
+                raise _unavailable(
+                    "its process was stopped, with the router or for a reload"
+                ) from None
             raise
         if done.reason:
             raise PromptError(Reason[done.reason], done.message, done.shape)
@@ -170,22 +174,24 @@ class _Child:
         _ = work.cancelled() or work.exception()  # read, in case that its caller is gone
 
     async def _one(self, job: Job, content: bytes) -> tuple[Done, bytes]:
-        """Raises PromptError."""
+        """Renders one body; every failure of the process raises PromptError."""
         try:
             return await self._rendered(job, content)
         except PromptError:
             raise
         except OSError as error:
-            raise _unavailable(f"no process can be started: {error}") from None
+            raise _unavailable(f"no process that renders can be started: {error}") from None
         except Exception as error:  # of one body: those behind it have their turn
             await self._lost("exit")
-            raise _unavailable(f"its process failed: {type(error).__name__}") from None
+            raise _unavailable(
+                f"the process that rendered it failed: {type(error).__name__}"
+            ) from None
 
     async def _rendered(self, job: Job, content: bytes) -> tuple[Done, bytes]:
-        """Loads the tokenizer first, where the child has another one or none: a body that hangs is
-        given the time of a body then, too."""
+        """Renders a body. First loads the tokenizer if the child lacks it: a job of its own, with a
+        time limit of its own. Raises PromptError for a failed process."""
         if self._closed:
-            raise _unavailable("the router is stopping")
+            raise _unavailable("its process was stopped, with the router or for a reload")
         process = await self._started()
         if process.loaded.get(job.model) != job.settings:
             loaded = await self._asked(process, Job(job.model, job.settings, "", ""), b"")
@@ -201,13 +207,15 @@ class _Child:
         except TimeoutError:
             await self._lost("time")
             raise _unavailable(
-                f"its process ran for {limit_s:g} s, which is the limit, and was killed"
+                f"rendering the body took {limit_s:g} s, the limit, and its process was killed"
             ) from None
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await self._lost("exit")
             if not process.loaded:
                 self._not_before_s = asyncio.get_running_loop().time() + AWAY_S
-            raise _unavailable(f"the process that rendered it ended with code {code}") from None
+            raise _unavailable(
+                f"the process that rendered the body ended with code {code}"
+            ) from None
         if not job.kind and not result[0].reason:
             process.loaded[job.model] = job.settings
         return result
@@ -215,7 +223,7 @@ class _Child:
     async def _started(self) -> "_Process":
         if self._process is None:
             if asyncio.get_running_loop().time() < self._not_before_s:
-                raise _unavailable("the process that renders ended at its start, a moment ago")
+                raise _unavailable("the process that renders ended at its start, less than 1 s ago")
             self._process = await _Process.start(self._pool.program)
         return self._process
 
@@ -233,13 +241,14 @@ class _Process:
     ) -> None:
         self.pid = pid
         self.loaded: dict[str, RendererSettings] = {}
-        """Models whose tokenizer it has, by how."""
+        """Models whose tokenizer the process has loaded -> settings with which it did."""
         self._reader = reader
         self._writer = writer
 
     @classmethod
     async def start(cls, program: tuple[str, ...]) -> "_Process":
-        """Spawned, not forked: a fork copies the state of gRPC's threads but not the threads."""
+        """Starts a child. Spawned, not forked: a fork copies the state of gRPC's threads, not the
+        threads."""
         ours, theirs = socket.socketpair()
         pid = None
         try:
@@ -255,7 +264,8 @@ class _Process:
         return cls(pid, reader, writer)
 
     async def ask(self, job: Job, content: bytes) -> tuple[Done, bytes]:
-        """Raises ConnectionError or IncompleteReadError when the child is gone."""
+        """The child's result of a job and its tokens. Raises ConnectionError or IncompleteReadError
+        when the child is gone."""
         self._writer.write(framed(job, len(content)))
         self._writer.write(content)
         await self._writer.drain()
@@ -265,14 +275,14 @@ class _Process:
         return read_header(header, Done), tokens
 
     async def end(self) -> int:
-        """Kills the process if it still runs; its exit code."""
+        """Kills the process if it still runs; returns its exit code."""
         self._writer.close()
         _kill(self.pid)
         return await _reaped(self.pid)
 
 
 async def _reaped(pid: int) -> int:
-    """The exit code of a child that ends."""
+    """Waits for the end of a child; returns its exit code."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     descriptor = os.pidfd_open(pid)
     try:
@@ -291,7 +301,8 @@ def _kill(pid: int) -> None:
 
 
 def _spawned(command: list[str], connection: int) -> int:
-    """A process of a session of its own, so that Ctrl-C and signals to our group reach us alone."""
+    """Starts a process in a session of its own, so that Ctrl-C and signals to our group reach us
+    alone. connection: becomes its descriptor 0. Returns its process id."""
     return os.posix_spawn(
         command[0],
         command,

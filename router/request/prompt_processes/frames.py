@@ -11,11 +11,12 @@ import msgspec
 from router.request.prompt_settings import RendererSettings
 
 SIZES = struct.Struct("<II")
-"""Bytes of the header, then bytes of the content."""
+"""Beginning of a message: bytes of the header, then bytes of the content."""
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One body to render; its bytes are the frame's content."""
+    """One body to render, which is the frame's content; with an empty `kind` it loads a tokenizer
+    only."""
 
     model: str
     settings: RendererSettings
@@ -34,7 +35,7 @@ class Done(msgspec.Struct, frozen=True):
     """Why there are no tokens; empty: there are."""
     message: str = ""
     seconds: float = 0.0
-    """Time of rendering in the child."""
+    """Seconds of rendering in the child."""
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -1,5 +1,6 @@
-"""Twenty small bodies, a feature or two each, that show whether an engine and the router make the
-same tokens: sent at the first prompt for a worker, and again when its configuration changes."""
+"""Canaries: twenty small bodies, each with a feature or two, that show whether an engine and the
+router make the same tokens. Sent at the first prompt for a worker, and again after the router's
+configuration was reloaded."""
 
 from typing import Any
 
@@ -65,7 +66,7 @@ _CHATS: tuple[dict[str, Any], ...] = (
 
 
 def canaries(model: str) -> list[tuple[BodyFormat, bytes]]:
-    """The bodies, for a model as its engine names it."""
+    """The canaries, each with its format. model: the name by which the engine serves the model."""
     bodies = [(CHAT, msgspec.json.encode({"model": model, **chat})) for chat in _CHATS]
     completion = msgspec.json.encode({"model": model, "prompt": "Once upon\n a time, 123 — ß"})
     return [

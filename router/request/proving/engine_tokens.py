@@ -7,11 +7,11 @@ Laws:
 - whatever an engine answers, and at whatever pace, `ask` ends within its limit: by tokens, an
   EngineRefused (the engine reads the body and refuses it), or an EngineAway, which says why the
   answer is unusable; no other exception leaves it;
-- tokens are a plausible number for their body, items are places among them;
-- an engine with UNUSABLE_MAX unusable answers in a row rests, for REST_S to REST_MAX_S, and gets
-  no questions meanwhile;
-- at most QUESTIONS_MAX questions are open at one engine, and their answers hold at most
-  ANSWERS_BYTES_MAX in all.
+- the number of tokens is plausible for the body, and items lie within the tokens;
+- an engine with UNUSABLE_MAX unusable answers in a row rests: nothing is sent to it for REST_S to
+  REST_MAX_S seconds;
+- at most QUESTIONS_MAX calls are open at one engine, and the answers of all engines hold at most
+  ANSWERS_BYTES_MAX bytes while they are read.
 """
 
 import asyncio
@@ -35,17 +35,19 @@ from router.request.dialects.table import DIALECTS
 from router.request.dialects.tokenize import Unsupported
 
 QUESTIONS_MAX = 16
-"""Open at one engine."""
+"""Most calls that are open at one engine at once."""
 ASK_S = 0.8
-"""Longest wait of a request for an engine's tokens: after that it goes by an estimate."""
+"""Longest wait of a request for an engine's tokens, in seconds; after it the length is estimated.
+"""
 PATIENT_S = 2.0
-"""The same for a caller that requires tokens, and for comparisons."""
+"""Longest wait for an engine's tokens where the caller requires them, and for comparisons, in
+seconds."""
 ANSWER_BYTES_MAX = 32 << 20
 """Bytes of one answer, at most: a render of images has their pixels."""
 ANSWERS_BYTES_MAX = 256 << 20
 TOKENS_BESIDE_MAX = 1 << 16
-"""Tokens of a prompt beside one for each byte of its body: of a template's own text, and of images
-that the body has as URLs."""
+"""Tokens that a prompt may have in addition to one for each byte of its body: those of a template's
+own text, and of images that the body has as URLs."""
 TOKEN_BYTES_MAX = 16
 """Bytes of a token in JSON, at most: ten digits, a comma, white space."""
 SHORT_BYTES = 1 << 16
@@ -58,7 +60,8 @@ UNUSABLE_MAX = 2
 REST_S = 1.0
 REST_MAX_S = 60.0
 ENGINES_MAX = 4096
-"""Engines of which something is remembered; the one whose questions are longest ago goes first."""
+"""Engines of which something is remembered, at most; the one that was unused for longest goes
+first."""
 
 
 Read = TypeVar("Read")
@@ -80,7 +83,7 @@ class EngineLacks(EngineAway):
 
 
 class _Unusable(EngineAway):
-    """An answer that no engine gives, or none in time."""
+    """An answer of the engine is unusable, such as one over its size limit, and leads to a rest."""
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -128,17 +131,17 @@ class _Engine:
 
     turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(QUESTIONS_MAX))
     questions: int = 0
-    """Open, or waiting for a turn."""
+    """Calls that are open, or wait for a turn."""
     missing: set[str] = field(default_factory=set)
-    """URLs of the render endpoints that it lacks: it may have some of them only."""
+    """URLs of render endpoints that the engine lacks: it may have some of them only."""
     unusable: int = 0
-    """Its last answers in a row that were unusable."""
+    """Number of the engine's last answers in a row that were unusable."""
     rest_s: float = 0.0
     until_s: float = -inf
-    """When its rest ends, on the loop's clock."""
+    """When the engine's rest ends, on the loop's clock."""
 
     def answered(self) -> None:
-        """Its last answer was usable, or it may be another engine now."""
+        """Ends the rest, as the last answer was usable, or another engine may have the address."""
         self.unusable, self.rest_s, self.until_s = 0, 0.0, -inf
 
 
@@ -160,13 +163,14 @@ class Engines:
             await self._session.close()
 
     def forget(self, base: str) -> None:
-        """Forgets what is known of the engine at an address, since it may be another now."""
+        """Forgets what is known of the engine at an address, where another one may have started."""
         if (engine := self._engines.get(base)) is not None:
             engine.missing.clear()
             engine.answered()
 
     def rests(self, base: str) -> bool:
-        """Whether an engine gets no questions for a while."""
+        """Whether the engine at an address rests after unusable answers, so that nothing is sent to
+        it."""
         engine = self._engines.get(base)
         return engine is not None and asyncio.get_running_loop().time() < engine.until_s
 
@@ -181,14 +185,14 @@ class Engines:
         left_s: float = inf,
         is_renderer: bool = False,
     ) -> EngineTokens:
-        """The tokens of a body from an engine. access: credentials. model: the name that the engine
-        serves. left_s: seconds until the caller's deadline. is_renderer: whether it is a render
-        service, which has render endpoints alone. Raises EngineAway, EngineRefused.
-        """
+        """The tokens of a body from an engine. access: credentials. engine: the engine's kind, such
+        as vllm. model: the name that the engine serves. left_s: seconds until the caller's
+        deadline. is_renderer: whether it is a render service, which has render endpoints alone.
+        Raises EngineAway, EngineRefused."""
         base = access.base
         if self.rests(base):
             raise EngineAway(
-                f"{base} gave no usable tokens lately, and gets no questions for a while"
+                f"{base} gave no usable tokens lately, so it rests for {REST_MAX_S:g} s at most"
             )
         limit_s = min(self._ask_s, left_s)
         known = self._known(base)
@@ -270,7 +274,8 @@ class Engines:
     async def _post(
         self, access: EngineAccess, url: str, content: bytes, bytes_max: int
     ) -> tuple[int, bytes]:
-        """Status and body; the body of a status that is not 200 is cut."""
+        """Sends a POST; returns status and body. The body is cut at about REFUSAL_CHARS bytes where
+        the status is not 200."""
         if self._session is None:
             self._session = http_session()
         headers = access.headers({"Content-Type": "application/json"})
@@ -302,12 +307,13 @@ class Engines:
 
 
 async def _aside(size: int, read: Callable[[], Read]) -> Read:
-    """What is read of so many bytes; beside the loop if they are more than SHORT_BYTES."""
+    """The result of `read`, which reads `size` bytes: in a thread if they are more than
+    SHORT_BYTES."""
     return read() if size <= SHORT_BYTES else await asyncio.to_thread(read)
 
 
 def _question(engine: str, kind: BodyFormat, content: bytes) -> bytes:
-    """The body of /tokenize; raises EngineRefused, EngineAway."""
+    """The body to POST to /tokenize for a request's body; raises EngineRefused, EngineAway."""
     tokenize = DIALECTS[engine].tokenizes.get(kind.templated)
     if tokenize is None:
         raise EngineAway(f"{engine} has no endpoint that gives the tokens of {kind.name}")
@@ -332,13 +338,13 @@ def _read_rendered(answer: bytes, tokens_max: int) -> EngineTokens:
     rendered: Any = msgspec.json.decode(answer, type=_Rendered | list[_Rendered])
     first: _Rendered = rendered[0] if isinstance(rendered, list) and rendered else rendered
     if not isinstance(first, _Rendered):
-        raise ValueError("the engine's answer has no prompt")
+        raise ValueError("the engine's answer is an empty list: it has tokens of no prompt")
     token_bytes = _packed(first.token_ids, tokens_max)
     return EngineTokens(token_bytes, _items(first.features, len(token_bytes) // 4))
 
 
 def _items(features: _Features | None, tokens: int) -> tuple[Item, ...]:
-    """Images and the like, in order; raises ValueError for one that is not among the tokens."""
+    """Images and other media, in order; raises ValueError if they overlap or leave the tokens."""
     if features is None:
         return ()
     items = [
@@ -356,10 +362,10 @@ def _items(features: _Features | None, tokens: int) -> tuple[Item, ...]:
     end = 0
     for item in items:
         if item.first_token < end or not item.token_count:
-            raise ValueError("items in the engine's answer overlap, or have no token")
+            raise ValueError("media items in the engine's answer overlap, or have no token")
         end = item.first_token + item.token_count
     if end > tokens:
-        raise ValueError(f"an item in the engine's answer ends at token {end} of {tokens}")
+        raise ValueError(f"a media item in the engine's answer ends at token {end} of {tokens}")
     return tuple(items)
 
 
@@ -370,8 +376,9 @@ def _read_tokenized(answer: bytes, tokens_max: int) -> EngineTokens:
 
 
 def _packed(ids: msgspec.Raw, tokens_max: int) -> bytes:
-    """Little-endian u32; raises ValueError for what is no list of ids, or too long or short for its
-    body. Its length is looked at first: a list of millions is made in one step."""
+    """Token ids from JSON, as little-endian u32. Raises ValueError unless they are an array of 1 to
+    tokens_max ids. The JSON's size is checked first, since decoding millions of ids can't be
+    interrupted."""
     size = len(memoryview(ids))
     if size > TOKEN_BYTES_MAX * tokens_max:
         raise ValueError(

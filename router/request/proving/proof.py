@@ -1,16 +1,16 @@
-"""How far the router's own tokens are proven to be the engine's. Pure.
+"""Results of comparing the router's own tokens with engines': which are proven to be equal. Pure.
 
-Trust is kept for a model, an engine with its version, and a shape of bodies.
+A state is kept for each model, target (an engine with its version), and shape of bodies.
 
 Laws:
 - a shape is proven by canaries, or by PROVEN_AFTER bodies in a row whose tokens were equal, and by
   nothing else;
-- one difference bars a shape; it is compared again only after all canaries of its engine passed,
-  since a reload or another worker made them run again;
+- one difference bars a shape; it is compared again only after all canaries passed on a worker of
+  its target (they run again after a reload, and on each new worker);
 - OTHER, which stands for all shapes over SHAPES_MAX of a model, is never proven;
-- a worker is odd if its canaries differ while those of another worker of its engine are equal; its
+- a worker is odd if its canaries differ while those of another worker of its target are equal; its
   tokens prove nothing and bar nothing;
-- a model has TARGETS_MAX engines at most, the one that came first is forgotten.
+- a model has at most TARGETS_MAX targets; past that, the one that came first is forgotten.
 """
 
 from array import array
@@ -40,7 +40,7 @@ class State(StrEnum):
 
 
 class Target(NamedTuple):
-    """An engine as far as it decides on tokens."""
+    """An engine and its version, which together decide on a body's tokens."""
 
     engine: str
     version: str
@@ -52,25 +52,25 @@ class Difference(NamedTuple):
     at: int | None
     """Index of the token; None: only the counts are known."""
     own: int
-    """The router's token there, or its count; 0: its tokens end before."""
+    """The router's token id there, or its count; 0: its tokens end before."""
     engine: int
-    """The same, of the engine."""
+    """The engine's token id there, or its count; 0: its tokens end before."""
 
 
 @dataclass(slots=True)
 class Trust:
-    """Trust in the tokens of one shape."""
+    """State of one shape, and the comparisons that led to it."""
 
     state: State = State.UNPROVEN
     compared: int = 0
     """Bodies in a row whose tokens were equal."""
     difference: Difference | None = None
-    """What barred it."""
+    """The difference that barred the shape."""
     worker: str = ""
-    """The worker whose tokens barred it."""
+    """The worker whose tokens barred the shape."""
 
     def bar(self, difference: Difference, worker: str) -> None:
-        """Has the router's own tokens not used any more."""
+        """Bars the shape, so that the router's own tokens of such bodies are not used."""
         self.state, self.compared = State.BARRED, 0
         self.difference, self.worker = difference, worker
 
@@ -88,12 +88,12 @@ class _Model:
     shapes: set[str] = field(default_factory=set)
     targets: "OrderedDict[Target, dict[str, Trust]]" = field(default_factory=OrderedDict)
     workers: "OrderedDict[str, list[Barred]]" = field(default_factory=OrderedDict)
-    """Workers whose canaries ran, with those that differed."""
+    """Workers whose canaries ran -> shapes of which canaries differed."""
     equal: dict[tuple[Target, str], set[str]] = field(default_factory=dict)
-    """Workers by the shapes of those of their canaries that were equal."""
+    """Target and shape -> workers whose canaries of that shape were equal."""
 
     def forget(self, worker: str) -> None:
-        """What its canaries came to."""
+        """Forgets the results of a worker's canaries."""
         self.workers.pop(worker, None)
         for key in [key for key, workers in self.equal.items() if worker in workers]:
             self.equal[key].discard(worker)
@@ -169,10 +169,10 @@ class Proof:
         outcomes: dict[str, list[tuple[bytes, bytes]]],
         worker: str = "",
     ) -> list[Barred]:
-        """Compares the tokens of canaries, by shape, with the engine's on `worker`; returns the
-        differences. Equal tokens prove their shape, others bar it, unless the worker is odd. Where
-        all are equal, barred shapes may be compared again.
-        """
+        """Compares the router's tokens of canaries with the engine's on `worker`; returns the
+        differences. outcomes: shape -> pairs (own tokens, engine's tokens). Equal tokens prove
+        their shape, others bar it, unless the worker is odd. Where all are equal, barred shapes may
+        be compared again."""
         differences = [
             Barred(target, shape, difference)
             for shape, pairs in outcomes.items()
@@ -211,7 +211,8 @@ class Proof:
         ]
 
     def unprove(self, model: str) -> None:
-        """Has all of a model's shapes compared again, since its configuration changed."""
+        """Has a model's shapes compared again, but for barred ones, since its configuration
+        changed."""
         known = self._models.get(model)
         if known is None:
             return
@@ -240,7 +241,7 @@ class Proof:
         shapes: Iterable[str],
         differing: list[Barred],
     ) -> None:
-        """What the canaries of a worker came to; shapes: of all of them."""
+        """Records a worker's canaries: the shapes of all, and those that differed."""
         known = self._models.setdefault(model, _Model())
         known.forget(worker)
         known.workers[worker] = differing
@@ -250,7 +251,7 @@ class Proof:
             known.forget(next(iter(known.workers)))
 
     def _unbar(self, model: str, target: Target, which: Callable[[Trust], bool]) -> None:
-        """Shapes that may be compared again."""
+        """Has barred shapes of a target compared again, where `which` accepts their state."""
         for trust in self._shapes(model, target).values():
             if trust.state is State.BARRED and which(trust):
                 trust.state, trust.compared, trust.difference = State.UNPROVEN, 0, None
@@ -268,7 +269,7 @@ class Proof:
 
 
 def first_difference(own: bytes, engine: bytes) -> Difference | None:
-    """Where tokens (little-endian u32) first differ; None: they are the same."""
+    """Where tokens (little-endian u32) first differ; None: they are equal."""
     if own == engine:
         return None
     ours, theirs = array("I", own), array("I", engine)

@@ -1,7 +1,7 @@
-"""Tokens that only tokenizer_config.json names, put into the tokenizer's own file. Pure.
+"""Adds tokens that only tokenizer_config.json names to the content of tokenizer.json. Pure.
 
-transformers, and so every engine, adds them when it loads a model: in the order of their ids, each
-under the id of the vocabulary if that has the token, else under the next free one, whatever id the
+transformers, and so every engine, adds them when it loads a model, in the order of their ids. A
+token gets its id in the vocabulary or, if it has none there, the next free id, whatever id the
 configuration gives (`Tokenizer.add_tokens` of the tokenizers package, from which the rule is).
 """
 
@@ -13,13 +13,14 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def with_added_tokens(tokenizer: str, added: Sequence[dict[str, Any]]) -> str:
-    """tokenizer: the content of tokenizer.json. added: `content` and flags of each token, in order.
-    The same text if there is nothing to add. Raises ValueError for what is no tokenizer."""
+    """The content of tokenizer.json (`tokenizer`) with further tokens; unchanged if there are none
+    to add. added: `content` and flags of each token, in order. Raises ValueError for what is no
+    tokenizer."""
     if not added:
         return tokenizer
     parsed = json.loads(tokenizer)
     if not isinstance(parsed, dict) or not isinstance(parsed.get("model"), dict):
-        raise ValueError("the tokenizer has no model")
+        raise ValueError("tokenizer.json has no object `model`")
     vocabulary = _vocabulary(parsed["model"])
     own = [token for token in parsed.get("added_tokens") or () if isinstance(token, dict)]
     known = {str(token.get("content", "")) for token in own}
@@ -45,10 +46,11 @@ def with_added_tokens(tokenizer: str, added: Sequence[dict[str, Any]]) -> str:
 
 
 def _vocabulary(model: dict[str, Any]) -> dict[str, int]:
-    """Ids by token: BPE, WordPiece and WordLevel have an object, Unigram a list of pairs."""
+    """Token -> id. BPE, WordPiece and WordLevel list their vocabulary as an object, Unigram as
+    pairs."""
     listed = model.get("vocab")
     if isinstance(listed, dict):
         return {str(token): int(number) for token, number in listed.items()}
     if isinstance(listed, list):
         return {str(pair[0]): number for number, pair in enumerate(listed)}
-    raise ValueError("the tokenizer's model has no vocabulary")
+    raise ValueError("the model in tokenizer.json has no vocabulary")

@@ -1,4 +1,5 @@
-"""Reads a request's body, once, and a completion's prompts: text, ids, or a list of either. Pure.
+"""Decodes a request's body, and reads a completion's prompts: texts or token ids, one or a list.
+Pure.
 
 Law: bytes that are no readable body raise PromptError with a sentence, and nothing else.
 """
@@ -18,7 +19,7 @@ _DECODER = msgspec.json.Decoder()
 TOKEN_MAX = (1 << 32) - 1
 
 Prompt = tuple[str | list[int], bool]
-"""A text and whether the tokenizer adds its specials, or ids."""
+"""A prompt's text or token ids, and whether the tokenizer adds its special tokens to a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Body:
 
 
 def read_body(kind: BodyFormat, data: bytes) -> Body:
-    """The body in these bytes; a text is read as the prompt of its format."""
+    """Decodes a body; plain text becomes the prompt in a body of its format. Raises PromptError."""
     if kind.text_of is not None:
         return Body(kind.text_of, {"prompt": _text_of(data)})
     fields = _json_of(data)
@@ -58,11 +59,11 @@ def _json_of(data: bytes) -> Any:
 
 
 def completion_prompts(fields: dict[str, Any]) -> list[Prompt]:
-    """Prompts of a completion, 1 to PROMPTS_MAX, and their add_special_tokens. Raises
+    """Prompts of a completion, 1 to PROMPTS_MAX, each with the body's add_special_tokens. Raises
     PromptError."""
     for name in ("prompt_embeds", "suffix", "truncate_prompt_tokens"):
         if fields.get(name):
-            raise unsupported(f"{name} changes the prompt in the engine")
+            raise unsupported(f"{name} changes the prompt in a way that only an engine knows")
     specials = fields.get("add_special_tokens", True)
     if not isinstance(specials, bool):
         raise malformed(f"add_special_tokens is {type_name(specials)}, not a boolean")
@@ -92,7 +93,7 @@ def _prompts(prompt: Any) -> Iterator[str | list[int]]:
         elif isinstance(entry, list) and entry:
             yield _ids(entry)
         else:
-            raise malformed("an item of the prompt is neither text nor token ids")
+            raise malformed("an item of the prompt is neither a string nor an array of token ids")
 
 
 def _ids(ids: list[Any]) -> list[int]:

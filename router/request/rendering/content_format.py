@@ -1,8 +1,10 @@
-"""Whether a template wants contents as lists of parts: how engines read that off its syntax tree.
+"""Reads off a chat template's syntax tree, as engines do, whether it wants a message's content as a
+list of parts.
 
-Written from vLLM 0.32 (vllm/renderers/hf.py) and SGLang 0.5.23 (sglang/srt/parser/
-jinja_template_utils.py), read 2026-11-22. Both look for loops over a message's content; vLLM
-follows assignments and macros, SGLang goes by the usual names of the loop's variable. Pure.
+Written from vLLM 0.32 (vllm/renderers/hf.py) and SGLang 0.5.23
+(sglang/srt/parser/jinja_template_utils.py), read 2026-11-22. Both look for loops over a message's
+content; vLLM follows assignments and macros, SGLang goes by the usual names of the loop's variable.
+Pure.
 """
 
 from collections.abc import Iterator
@@ -13,16 +15,17 @@ _NAMES = ("message", "msg", "m")
 
 
 def loops_over_named_content(tree: nodes.Template) -> bool:
-    """SGLang: some loop goes over the content of `message`, `msg` or `m`."""
+    """SGLang's rule: whether some loop goes over the content of `message`, `msg` or `m`."""
     return any(
         _reads(loop.iter, name, "content") for loop in tree.find_all(nodes.For) for name in _NAMES
     )
 
 
 def loops_over_content(tree: nodes.Template) -> bool:
-    """vLLM: some loop goes over the content of any loop's message, or over `content`.
+    """vLLM's rule: whether some loop goes over the content of a message of any loop, or over
+    `content`.
 
-    A template that it can't follow (a loop with two targets) has contents as text.
+    False for a template that vLLM can't follow, such as a loop with two targets: it gets texts.
     """
     try:
         return any(_content_loops(tree))
@@ -31,7 +34,7 @@ def loops_over_content(tree: nodes.Template) -> bool:
 
 
 class _Unreadable(Exception):
-    """vLLM's reading stops here with an error, and it takes its default."""
+    """The template can't be followed further; vLLM then fails, too, and gives contents as texts."""
 
 
 def _content_loops(tree: nodes.Template) -> Iterator[bool]:
@@ -72,7 +75,7 @@ def _macro_loops(
 
 
 def _names_of_messages(tree: nodes.Template) -> list[str]:
-    """The targets of all loops over `messages`, or over a name that it was assigned to."""
+    """Names of the variables of all loops over `messages`, or over a variable with its value."""
     lists = ["messages"]
     pending = ["messages"]
     while pending:
@@ -99,7 +102,8 @@ def _target(loop: nodes.For) -> str:
 
 
 def _reads(node: nodes.Node, name: str, key: str | None = None) -> bool:
-    """Whether the node is the variable (or its key), perhaps filtered, tested or sliced."""
+    """Whether a node reads the variable `name` (with key: that key of it), also by filter, test or
+    slice."""
     while True:
         if isinstance(node, nodes.Filter | nodes.Test):
             if node.node is None:

@@ -1,4 +1,4 @@
-"""Text to token ids, as little-endian 32-bit integers.
+"""Encodes text as token ids, little-endian 32-bit integers.
 
 Law: an encoder gives the ids of the `tokenizers` package for the same file, or is refused on load.
 """
@@ -18,7 +18,7 @@ TOKEN_BYTES = 4
 
 
 class Encoder(ABC):
-    """One tokenizer, which cuts and fills up nothing. Not for two threads at once."""
+    """One tokenizer, without truncation or padding. Not for two threads at once."""
 
     def __init__(self, tokenizer: Any) -> None:
         tokenizer.no_truncation()
@@ -36,13 +36,13 @@ class Encoder(ABC):
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def id_bytes(self, token: str) -> bytes:
-        """The token's id as 4 bytes, as in encoded text; empty: there is no such token."""
+        """A token's id as 4 bytes, as in encoded text; empty: there is no such token."""
         token_id = self._tokenizer.token_to_id(token)
         return b"" if token_id is None else token_bytes([token_id])
 
 
 class _FastEncoder(Encoder):
-    """fastokens: 30 times the speed of tokenizers, for the files that it takes."""
+    """Encoder of the package fastokens: 30 times as fast as tokenizers, but not for every file."""
 
     def __init__(self, content: str, cache_bytes: int) -> None:
         import fastokens
@@ -62,7 +62,7 @@ class _FastEncoder(Encoder):
 
 
 class _SlowEncoder(Encoder):
-    """tokenizers: every file, with the GIL released."""
+    """Encoder of the package tokenizers: for every file; it releases the GIL."""
 
     def __init__(self, content: str) -> None:
         import tokenizers
@@ -88,7 +88,8 @@ def token_bytes(ids: list[int]) -> bytes:
 
 
 def load_encoder(folder: TokenizerFolder, cache_bytes: int) -> Encoder:
-    """The fastest encoder that takes the file; raises PromptError (NO_TOKENIZER)."""
+    """The fastest encoder that accepts the folder's tokenizer.json. Raises PromptError
+    (NO_TOKENIZER)."""
     content = _content(folder)
     refusals: list[str] = []
     for package, load in _LOADERS.items():
@@ -97,7 +98,7 @@ def load_encoder(folder: TokenizerFolder, cache_bytes: int) -> Encoder:
         except ImportError:
             refusals.append(f"{package} is not installed ({_INSTALL[package]})")
         except Exception as error:  # both packages raise plain ValueError or Exception
-            refusals.append(f"{package} refuses it: {error}")
+            refusals.append(f"{package} refuses the file: {error}")
     raise no_tokenizer(f"{folder.path / 'tokenizer.json'} can't be used: {'; '.join(refusals)}")
 
 

@@ -1,4 +1,5 @@
-"""A tokenizer's folder as a model's release has it: which files there are, and what they say."""
+"""Reads a tokenizer's folder as a model's release has it: tokenizer, chat templates, special
+tokens."""
 
 import hashlib
 import json
@@ -28,9 +29,10 @@ class TokenizerFolder:
     templates: dict[str, str]
     """Chat templates by name; `default` is the usual name of the only one."""
     specials: dict[str, str]
-    """bos_token and the like, by name."""
+    """Texts of special tokens such as bos_token, by name."""
     added_tokens: tuple[dict[str, Any], ...] = field(default=())
-    """Those of tokenizer_config.json, by id; most are in tokenizer.json, too."""
+    """Added tokens of tokenizer_config.json, in order of their ids; most are in tokenizer.json,
+    too."""
 
     @property
     def digest(self) -> str:
@@ -42,7 +44,8 @@ class TokenizerFolder:
 
 
 def read_folder(path: Path) -> TokenizerFolder:
-    """The folder's parts. Raises PromptError (NO_TOKENIZER) with the file that can't be used."""
+    """Reads the folder's files. Raises PromptError (NO_TOKENIZER), which names the file that can't
+    be used."""
     tokenizer = _read(path / "tokenizer.json")
     if tokenizer is None:
         raise no_tokenizer(f"{path} holds no tokenizer.json")
@@ -58,7 +61,8 @@ def read_folder(path: Path) -> TokenizerFolder:
 
 
 def no_tokenizer(message: str) -> PromptError:
-    """The error for a model without a usable tokenizer, which the operator has to mend."""
+    """The error (NO_TOKENIZER) for a model without a usable tokenizer, which the operator has to
+    mend."""
     return PromptError(Reason.NO_TOKENIZER, message)
 
 

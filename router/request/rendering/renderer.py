@@ -30,14 +30,15 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     """The ids of the prompt (of the first, where a completion has several), little-endian, 4 bytes
     each."""
     count: int
-    """How many these are."""
+    """Number of these ids."""
     usage_tokens: int
     """The prompt tokens that the engine will report as usage: all prompts of the body."""
     shape: str
 
 
 class Renderer:
-    """Loads a tokenizer's folder; renders bodies. Not for two threads at once."""
+    """Makes the tokens of bodies for one model, from its tokenizer's folder. Not for two threads at
+    once."""
 
     def __init__(
         self,
@@ -63,10 +64,11 @@ class Renderer:
             settings.tools_dropped,
         )
         self.digest = folder.digest
-        """The same for two folders that give the same tokens."""
+        """Digest of the folder, equal for two folders that give the same tokens."""
 
     def render(self, kind: BodyFormat, data: bytes, engine: str) -> Rendered:
-        """The tokens that this kind of engine computes for the body. Raises PromptError."""
+        """The tokens that an engine computes for the body. engine: its kind, such as vllm. Raises
+        PromptError."""
         body = read_body(kind, data)
         shape = shape_of(body)
         try:
@@ -157,5 +159,5 @@ def _templates(settings: RendererSettings, own: Mapping[str, str]) -> Mapping[st
         return {"default": flag}
     text = read_text(Path(flag))
     if text is None:
-        raise no_tokenizer(f"there is no chat template {flag}")
+        raise no_tokenizer(f"there is no file {flag} with a chat template")
     return {"default": text}

@@ -1,6 +1,8 @@
-"""The name of a body's features: those that change what an engine does to it. Pure.
+"""Names the shape of a body: the features by which engines make tokens of it in different ways.
+Pure.
 
-Law: a name says nothing of the texts; its length is bounded, and any decoded JSON has one.
+Law: a shape's name shows nothing of the texts, its length is bounded, and any decoded JSON has a
+shape.
 """
 
 from collections.abc import Iterator
@@ -10,9 +12,9 @@ from router.request.bodies import Templated
 from router.request.rendering.body import Body
 
 KWARGS_MAX = 4
-"""Names of keyword arguments in a shape's name; a body with more is `kwargs(many)`."""
+"""Most keyword arguments that a shape's name lists; a body with more is `kwargs(many)`."""
 NAME_CHARACTERS_MAX = 24
-"""Characters of a keyword argument's name; a body with a longer one is `kwargs(many)`, too."""
+"""Most characters of a keyword argument's name; a body with a longer one is `kwargs(many)`, too."""
 
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 _TOOL = frozenset({"type", "function", "name", "description", "input_schema", "cache_control"})
@@ -45,8 +47,8 @@ _OPTIONS = (
 
 
 def shape_of(body: Body) -> str:
-    """The name of a shape, such as `chat+kwargs(enable_thinking)+system+tools`: the kind, then
-    features in order."""
+    """The name of a body's shape, such as `chat+kwargs(enable_thinking)+system+tools`: the format,
+    then features in alphabetical order."""
     return "+".join([body.kind.name, *sorted(set(_features(body)))])
 
 
@@ -93,7 +95,7 @@ def _prompt(prompt: Any) -> Iterator[str]:
 
 
 def _are_plain(tools: Any) -> bool:
-    """Whether no tool has rare fields, which engines treat each in a way of its own."""
+    """Whether no tool has rare fields, which each engine treats in a way of its own."""
     return isinstance(tools, list) and all(
         isinstance(tool, dict) and _is_plain(tool) for tool in tools
     )

@@ -1,10 +1,10 @@
-"""A model's chat template, with the names that engines give to it.
+"""A model's chat template, compiled with the functions and filters that engines give to it.
 
 Its environment is that of transformers' apply_chat_template (5.19, read 2026-11-22): Jinja's
-sandbox, blocks trimmed, loop controls, `{% generation %}`, tojson without escapes,
-raise_exception, strftime_now.
+sandbox, blocks trimmed, loop controls, `{% generation %}`, tojson without escapes, raise_exception,
+strftime_now.
 
-Law: a template that fails raises PromptError with its own sentence, and nothing else.
+Law: a template that fails raises PromptError with the template's sentence, and nothing else.
 """
 
 import json
@@ -25,7 +25,8 @@ from router.request.refusal import Reason
 from router.request.rendering.content_format import loops_over_content, loops_over_named_content
 
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-"""transformers' own: its last blank shows whether the template strips a message."""
+"""transformers' mark behind the text to continue: its last blank is lost where the template strips
+messages."""
 MESSAGE_CHARACTERS_MAX = 500
 """Characters of a template's own sentence in an error, at most."""
 
@@ -35,7 +36,8 @@ _SHOWN = "a system message between others"
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks an answer's text for training, and changes nothing of it."""
+    """The tag `{% generation %}`, which marks an answer's text for training and leaves it
+    unchanged."""
 
     tags = {"generation"}  # noqa: RUF012  (Jinja declares it so)
 
@@ -50,8 +52,8 @@ class _Generation(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with a short way to the keys of plain dictionaries, which are most of what a
-    chat template reads: the same results without an exception raised inside for each."""
+    """Jinja's sandbox, faster for keys of plain dictionaries, which are most of what a chat
+    template reads: the results are the same, but no exception is raised inside for each key."""
 
     @override
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -101,7 +103,7 @@ class Template:
         self.loops_over_named_content = loops_over_named_content(tree)
 
     def render(self, names: Mapping[str, Any]) -> str:
-        """The text that the model will read."""
+        """The prompt's text, as the model will read it. names: the template's variables."""
         try:
             return self._template.render(names)
         except Exception as error:  # a template may raise anything: types, recursion, sandbox
@@ -115,16 +117,16 @@ class Template:
             return None
 
     def render_continued(self, names: Mapping[str, Any]) -> str:
-        """The text up to the end of the last message's, as transformers' continue_final_message
-        finds that end: by a mark behind it."""
+        """The text up to the end of the last message's, which transformers' continue_final_message
+        finds by a mark behind it. names: as for `render`."""
         messages = list(names["messages"])
         if "content" not in self.text:
-            raise _failed("it has no content that could be continued")
+            raise _failed("the template prints no content of messages that could be continued")
         messages[-1], text = _marked(messages[-1])
         rendered = self.render({**names, "messages": messages})
         end = rendered.rfind(_MARK.strip())
         if end < 0 or text.strip() not in rendered:
-            raise _failed("it changes the final message, which can't be continued then")
+            raise _failed("the template changes the final message, so it can't be continued")
         kept = rendered[end : end + len(_MARK)] == _MARK
         return rendered[:end] if kept else rendered[:end].rstrip()
 

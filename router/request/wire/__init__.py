@@ -1,1 +1,1 @@
-"""Sizes and fields of raw gRPC messages, looked at before protobuf builds objects. Pure."""
+"""Reads sizes and fields of raw gRPC messages without protobuf's objects. Pure."""

@@ -23,13 +23,13 @@ cdef extern from "native/batch.h" nogil:
     void copy_request(const Item *, uint8_t *)
 
 DEF ITEM_FIELDS_MAX = 8
-"""Of an item and beside it, on average; the contract has 4."""
+"""Most fields of an item, on average, those around it included; the contract has 4."""
 ITEMS_MAX = 4096
-"""Items of a batch."""
+"""Most items of a batch."""
 
 
 cdef class Batch:
-    """A RouteBatch, item by item: `next` goes on to one, and the attributes are of that one."""
+    """Reads a RouteBatch: `next` goes to the next item, which the attributes then describe."""
 
     cdef bytes _content
     cdef Span _left
@@ -37,7 +37,7 @@ cdef class Batch:
     cdef size_t _count, _fields_max
 
     def __init__(self, bytes content not None, size_t items_max=ITEMS_MAX):
-        """Raises ValueError for bytes that are no batch, TooMuch for more items."""
+        """Raises ValueError for bytes that are no batch, TooMuch for over items_max items."""
         cdef Span left = span_of(content)
         cdef size_t fields = 0
         cdef int more = 1
@@ -58,7 +58,7 @@ cdef class Batch:
         return self._count
 
     def next(self):
-        """Whether there is another one."""
+        """Goes to the next item; returns whether there is one."""
         cdef size_t fields = 0
         if read_item(&self._left, self._fields_max, &fields, &self._item) <= 0:
             return False
@@ -79,7 +79,7 @@ cdef class Batch:
 
     @property
     def request(self):
-        """A RouteRequest's bytes; None for an item without."""
+        """Bytes of the item's RouteRequest; None: it has none."""
         cdef bytes request
         if not self._item.is_request:
             return None
@@ -101,15 +101,15 @@ cdef class Results:
         return self._count
 
     def add_answer(self, uint64_t index, bytes answer not None):
-        """An item's RouteResponse."""
+        """Adds the RouteResponse of the item with this index."""
         self._add(index, ROUTE_RESULT_RESPONSE, span_of(answer))
 
     def add_status(self, uint64_t index, bytes status not None):
-        """An item's google.rpc.Status."""
+        """Adds the google.rpc.Status of the item with this index."""
         self._add(index, ROUTE_RESULT_STATUS, span_of(status))
 
     def take(self):
-        """The message's bytes; the next one begins."""
+        """The message's bytes; then begins an empty message."""
         cdef bytes message = PyBytes_FromStringAndSize(<const char *>self._bytes, self._used)
         self._used = self._count = 0
         return message

@@ -10,6 +10,7 @@ ESTIMATED_TOKENS: int
 
 class TooMuch(ValueError):
     what: str
+    """What is over its bound: fields, bytes, tokens or items."""
     def __init__(self, what: str) -> None: ...
 
 class ReceivedRequest:
@@ -20,15 +21,15 @@ class ReceivedRequest:
     """The number of the prompt's field: TOKEN_IDS, TOKEN_BYTES, BLOCK_HASHES, ESTIMATED_TOKENS;
     another one: a text or a body; 0: there is none."""
     data: bytes | memoryview
-    """Of the prompt: little-endian, u32 of tokens or u64 of hashes; or the bytes of a text or a
-    body. Of TOKEN_BYTES a part of the message, which it keeps."""
+    """The prompt: tokens (little-endian u32), hashes (little-endian u64), a text or a body. A part
+    of the message, which it keeps alive, where the form is TOKEN_BYTES."""
     block_size: int
-    """Of hashes."""
+    """Tokens of a block of BLOCK_HASHES; 0: another form."""
     prompt_tokens: int
-    """Of hashes, of ESTIMATED_TOKENS and of `made`."""
+    """Length of the prompt, known with BLOCK_HASHES, ESTIMATED_TOKENS and `made`."""
     made: Any
-    """Of a text or a body: its tokens or the estimate of its length, a PromptTokens; None: there is
-    none so far."""
+    """Tokens of a text or a body, or the estimate of its length (PromptTokens); None: not made
+    yet."""
     request_id: str
     model: str
     lora_name: str
@@ -59,7 +60,7 @@ class ReceivedRequest:
     longest: int
     """Bytes of the longest field beside the prompt."""
     entries: int
-    """Of lists and maps, in all."""
+    """Number of entries of all lists and maps."""
     size: int
     def __len__(self) -> int: ...
 

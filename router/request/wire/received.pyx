@@ -47,11 +47,11 @@ globals().update(
 TEXT_FIELDS_MAX = 32768
 """Fields up to which a text is looked for: more than a request may have."""
 OTHER_FIELDS_MAX = 1024
-"""Fields of a message in pieces that are no pieces."""
+"""Most fields of a message beside those that Pieces takes."""
 
 
 class TooMuch(ValueError):
-    """A message is over a bound; `what` is "fields", "bytes" or "tokens"."""
+    """A message is over a bound; `what` is "fields", "bytes", "tokens" or "items"."""
 
     def __init__(self, what):
         super().__init__(f"too many {what}")
@@ -84,7 +84,7 @@ cdef class ReceivedRequest:
     """Of the prompt: little-endian, u32 of tokens or u64 of hashes; or the bytes of a text or a body. Of TOKEN_BYTES a
     part of the message, which it keeps."""
     cdef public uint32_t block_size, prompt_tokens
-    """Of hashes; the latter of ESTIMATED_TOKENS and of `made`, too."""
+    """Tokens of a block, and of the prompt, of BLOCK_HASHES; prompt_tokens also of ESTIMATED_TOKENS and `made`."""
     cdef public object made
     """Of a text or a body: its tokens or the estimate of its length, a PromptTokens; None: there is none so far."""
     cdef public str request_id, model, lora_name, cache_salt, tenant, session_id, policy, traceparent
@@ -110,7 +110,7 @@ cdef class ReceivedRequest:
         return self.size
 
     cdef int _count(self, object text) except -1:
-        """A field of this size."""
+        """Counts the bytes of a field that is set: into size, and longest."""
         cdef Py_ssize_t size
         if isinstance(text, bytes):
             size = len(text)
@@ -307,7 +307,7 @@ cdef class Pieces:
         return self._count
 
     def take(self, size_t count):
-        """The next ones, `count` of them at most."""
+        """The next messages, `count` of them at most."""
         cdef list pieces = []
         cdef Span piece
         while count and next_bytes(&self._left, self._number, &piece):

@@ -31,5 +31,5 @@ cdef extern from "router/request/wire/native/wire.h" nogil:
 
 
 cdef inline Span span_of(bytes content):
-    """Of bytes that are kept as long as it is read."""
+    """A span of bytes, which must be kept alive as long as the span is read."""
     return Span(<const uint8_t *>PyBytes_AS_STRING(content), PyBytes_GET_SIZE(content))

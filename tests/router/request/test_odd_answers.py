@@ -150,7 +150,7 @@ async def test_an_engine_of_unusable_answers_rests_and_is_tried_again(
             rests.append(engines._engines[odd.address].rest_s)
             if engines.rests(odd.address):
                 asked = len(odd.asked)
-                with pytest.raises(EngineAway, match="gets no questions"):
+                with pytest.raises(EngineAway, match="so it rests"):
                     await ask()
                 assert len(odd.asked) == asked
             engines._engines[odd.address].until_s = 0.0  # the rest is over

@@ -25,8 +25,8 @@ static int is_whole(Span message, size_t fields_max) {
     return 1;
 }
 
-/* The next item; what is left begins after it. 1, 0 at the end, or what is wrong. fields: all that
- * were read so far, fields_max at most. */
+/* Reads the next item; what is left of `batch` begins after it. Returns 1; 0 at the end; NO_BATCH or
+ * TOO_MANY. fields: counts all fields that were read so far, fields_max at most. */
 static int read_item(Span *batch, size_t fields_max, size_t *fields, Item *item) {
     Field outer, field;
     do {

@@ -36,7 +36,7 @@ static inline int is_prompt(const Field *field) {
 
 typedef struct {
     size_t fields;   /* beside the prompt, those of groups included */
-    size_t bytes;    /* of these */
+    size_t bytes;    /* of these fields */
     size_t elements; /* token ids, or hashes, in all fields of the prompt */
 } Bounds;
 
@@ -81,8 +81,8 @@ static int count_elements(Span message, int hashes, const Bounds *most, Received
     return TAKEN;
 }
 
-/* Whether a TokenIds among these fields, which another prompt replaces, has a varint of more than 10
- * bytes: of the prompt that counts, copy_elements sees it. */
+/* Whether a TokenIds in these fields has a varint of more than 10 bytes, which protobuf refuses. For
+ * a prompt that another one replaces: for the last prompt, copy_elements notices it. */
 static int has_long_varints(Span message) {
     Field outer, field;
     size_t fields = 0;

@@ -98,7 +98,7 @@ async def test_a_pair_is_explained_in_two_stages(capsys: pytest.CaptureFixture[s
         arrows = [line.split() for line in told.splitlines() if line.startswith("->")]
         assert [words[1] for words in arrows] == ["p/0", "d/0"]
         told = await explained(stage, capsys, tokens="1,2,3", phase="prefill_decode")
-        assert "by the one that decodes" in told
+        assert "by the worker that decodes" in told
         arrows = [line.split() for line in told.splitlines() if line.startswith("->")]
         assert [words[1] for words in arrows] == ["d/0"]
 
