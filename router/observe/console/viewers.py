@@ -21,9 +21,9 @@ class Viewer:
     def __init__(self) -> None:
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(WAITING_MAX)
         self.end = ""
-        """Why it ended: see ENDS; empty: it has not."""
+        """Why the viewer ended, one of ENDS; empty: it has not."""
         self.has_all = False
-        """Whether it got the whole of a round, so that ticks go on from there."""
+        """Whether the viewer got the message `whole` of a round, to which ticks add changes."""
 
     async def next(self) -> bytes | None:
         """Waits for the next message; None: the viewer has ended."""

@@ -25,7 +25,7 @@ def replica_metrics(
     yield known("replicas", len(ages))
     yield gauge(
         "kvroute_replica_age_seconds",
-        "Age of the oldest last message of any replica; 0 without replicas.",
+        "Greatest age of another replica's last message; 0 without other replicas.",
         max(ages.values(), default=0.0),
     )
     loads, reports = core.fleet.replicas.results, link.forwarded

@@ -18,8 +18,8 @@ from router.observe.tracing.spans import Kind, Trace, Value
 STAGES = ("hash", "match", "cost")
 """Stages of a decision, in order; what is left of its total is `reserve`."""
 QUEUED_S_MIN = 0.001
-"""Shortest wait that is worth a span, seconds: a decision comes this much later than its
-request."""
+"""Shortest wait in the queue that gets a span, seconds: without a wait, too, a decision begins up
+to this much after its request."""
 
 
 class RouteTrace:
@@ -34,7 +34,7 @@ class RouteTrace:
         self._worth: dict[str, Value] = {"kvroute.request.id": request_id}
 
     def picked(self, answer: RouteResponse) -> None:
-        """Takes the answer, with its receipt."""
+        """Adds the answer and its receipt to the span's attributes."""
         self._worth |= attributes_of(answer)
 
     def decided(self, decided_s: float, took_s: Mapping[str, float]) -> None:
@@ -53,7 +53,7 @@ class RouteTrace:
         self._trace.end("kvroute.route", self._began_s, over_s, self._worth)
 
     def repeated(self, now_s: float) -> None:
-        """Records that the request got the earlier answer of its id."""
+        """Records that the request repeats an earlier one's id, and got that one's answer."""
         about = {**self._worth, "kvroute.repeated": True}
         self._trace.end("kvroute.route", self._began_s, now_s, about)
 

@@ -1,4 +1,4 @@
-"""The tile of a worker: the numbers of ListWorkers that an operator needs at a glance. Pure."""
+"""Tiles: what the console shows of each worker, the main numbers of ListWorkers. Pure."""
 
 from math import isfinite
 
@@ -16,7 +16,8 @@ WARNINGS_MAX = 8
 SENTENCE_MAX = 400
 """Characters of a warning's sentence."""
 LATE_S = 2.0
-"""Younger beats have no age in a tile, so that a tile at rest does not change."""
+"""Seconds from which a tile has the age of the last beat; a lower age is 0 there, so that the tile
+of an idle worker does not change."""
 _TRUST = COLUMNS.index("trust")
 
 
@@ -67,7 +68,8 @@ class Tile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     blocks_predicted: int = 0
     prefill_tokens_active: int = 0
     numbers: dict[str, float] = {}
-    """Further ones of its engine, the operator's own among them (events/engines/numbers.py)."""
+    """Further numbers of its engine by name, the operator's own included
+    (events/engines/numbers.py)."""
     trust: float
     """Share of the overlap that decisions count: 1 unless reports were below predictions."""
     beat_late_s: int = 0
@@ -129,7 +131,8 @@ def tile_of(source: Source, core: RouterCore, now_s: float) -> Tile:
 
 
 def standing_of(source: Source, core: RouterCore) -> tuple[str, str]:
-    """Whether a worker serves, in a word, and why: `drained`, `ejected`, or its stream's state."""
+    """The state of a worker, `drained`, `ejected`, `no heartbeat` or its stream's, and the reason
+    of that state, or ""."""
     if source.key.worker_id in core.fleet.drained:
         return "drained", ""
     standing = core.fleet.outliers.standing(source.key)
