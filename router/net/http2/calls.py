@@ -207,7 +207,7 @@ class Call(Received):
             self.keep(content, packed=packed, waits=packed or self._entering is not None)
 
     def half_closed(self) -> None:
-        """Called when the request is complete."""
+        """Called when the request is complete: runs a unary handler, or ends a handler's stream."""
         self._ended = True
         if self._came is not None:
             self._came.set()
@@ -318,7 +318,7 @@ class Call(Received):
         elif isinstance(error, asyncio.CancelledError):
             self._finish(Status.CANCELLED, "the call was cancelled")
         else:
-            log.error("a handler failed", exc_info=error)
+            log.error("the handler of a gRPC call failed", exc_info=error)
             self._finish(Status.UNKNOWN, "the handler failed")
 
     def _finish(self, status: Status, message: str = "", metadata: Metadata = ()) -> None:

@@ -429,7 +429,7 @@ class Connection(Streams):
             raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS must be on stream 0")
         if len(payload) % 6 or (flags & ACK and payload):
             raise ConnectionFault(
-                Code.FRAME_SIZE_ERROR, "SETTINGS must have a multiple of 6 bytes, with ACK 0"
+                Code.FRAME_SIZE_ERROR, "SETTINGS must have a multiple of 6 bytes, and none with ACK"
             )
         self._calm.control()
         if flags & ACK:

@@ -43,7 +43,7 @@ class ServerBounds:
     port: PortBounds
     keepalive_s: float
     age_s: float | None
-    """None: connections get as old as their peers want."""
+    """Seconds after which a connection gets a GOAWAY; None: never."""
     age_grace_s: float = inf
 
 

@@ -236,7 +236,7 @@ class Sending:
             stream.on_room()
 
     def unread(self, before_s: float) -> Iterator[Stream]:
-        """Streams of which nothing was sent since before_s, though bytes wait."""
+        """Streams with waiting bytes of which nothing was sent since before_s, a time by now_s."""
         for stream in self._waiting.values():
             if stream.since_s > before_s:
                 return

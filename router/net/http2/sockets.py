@@ -36,9 +36,9 @@ class Bounds:
 
     streams_max: int
     message_max: int = MESSAGE_MAX
-    """Bytes of a gRPC message."""
+    """Most bytes of a gRPC message."""
     headers_max: int = HEADERS_MAX
-    """Bytes of a call's headers."""
+    """Most bytes of a call's headers."""
     ping_every_s: float = 0.0
     """Least seconds between two pings of the peer: see calm.Calm."""
     read_s: float = 20.0

@@ -112,7 +112,7 @@ class Certificates:
         return contexts
 
     def _read(self) -> Pem:
-        """Raises OSError or ValueError."""
+        """Reads the files, and checks that they fit together. Raises OSError or ValueError."""
         before = self._content()
         try:
             self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
@@ -121,7 +121,7 @@ class Certificates:
                 f"the certificate, its key or the CAs can't be used: {error.reason or error}"
             ) from error
         if self._content() != before:
-            raise ValueError("the certificate, key or CA file changed while they were read")
+            raise ValueError("the certificate, key or CA files changed while they were read")
         return before
 
     def _content(self) -> Pem:

@@ -44,7 +44,7 @@ log = logging.getLogger("kvroute.keys")
 
 
 class UnknownKeyError(Exception):
-    """A token of a known issuer is signed by a key that was not fetched yet."""
+    """A token of a known issuer, which the message names, has a key that was not fetched yet."""
 
 
 class Issuers:

@@ -166,7 +166,7 @@ def _digest_of(text: str) -> bytes:
 
 
 def _check_issuers(file: KeyFile) -> None:
-    """Raises ConfigError."""
+    """Raises ConfigError for issuers listed twice, invalid URLs, and accounts of no issuer."""
     names: Collection[str] = [issuer.issuer for issuer in file.issuers]
     if len(set(names)) != len(names):
         raise ConfigError("an issuer is listed twice - at `$.issuers`")

@@ -2,7 +2,7 @@
 
 Laws:
 - only IP addresses count: a name may resolve to another address after it was looked at;
-- link-local addresses, and those where clouds serve credentials, are refused whatever is listed.
+- link-local addresses, and those where clouds serve credentials, are refused even if listed.
 """
 
 import ipaddress

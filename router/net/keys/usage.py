@@ -28,7 +28,7 @@ class Held(Protocol):
 
 
 class Bucket:
-    """A token bucket: lets `rate` pass in each second, and at most one second's amount at once."""
+    """A token bucket: lets an amount of `rate` pass each second, at most that of 1 s at once."""
 
     def __init__(self, rate: float, now_s: float) -> None:
         self.rate = rate

@@ -1,7 +1,7 @@
 """Accepts the connections of one port, and sees them through their TLS handshake.
 
 The first byte of a connection says whether it has TLS (0x16 begins a handshake), so that one port
-can take both: gateways come either way, some without a choice.
+serves both: some gateways connect with TLS, others without, and some can't choose.
 
 Laws:
 - every port of the router has its connections from here, with the bounds of Connections;

@@ -84,7 +84,7 @@ class DecisionLog:
         self._settings = settings
 
     def watch(self, decision: Decision) -> None:
-        """Queues the line of a decision that is about to be carried out."""
+        """Queues the line of a decision, before anything of it is reserved."""
         if self._has_room():
             self._queue.put_nowait(capture(decision, self._replica, self._settings.hashes))
 

@@ -79,11 +79,11 @@ class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens of overlap: raw, usable, and by tier; before they are multiplied by trust."""
     prefill: LoggedRates
     reservation_id: str = ""
-    """Empty: no worker was picked."""
+    """Id of the pick's reservation; empty: no worker was picked."""
     parameters: dict[str, float] = {}
     """Parameters of the policy."""
     excluded: list[tuple[int, str]] = []
-    """Rows that could not be picked, and why."""
+    """Rows that could not be picked, each with its reason."""
     blocks_in_use: list[float] = []
     others_waiting: list[float] = []
     recent_blocks: list[float] = []

@@ -102,7 +102,7 @@ class Verdict:
     prompt_tokens: int
     candidates: int
     excluded: Mapping[str, int]
-    """Reason -> workers."""
+    """Reason of exclusion -> number of workers."""
     tied: int
     terms: Sequence[str]
     """Names of a row's terms, in the order of the table."""

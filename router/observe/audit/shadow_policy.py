@@ -48,7 +48,7 @@ class Difference(NamedTuple):
     overlap_tokens: float = 0.0
     """Usable overlap of the choice less that of the pick, tokens."""
     ttft_s: float = 0.0
-    """Seconds by which the first token would have come sooner."""
+    """Seconds by which the choice's first token is predicted to come sooner."""
     active_slots: float = 0.0
     """Requests on the choice's worker less those on the picked worker."""
 

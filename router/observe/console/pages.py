@@ -41,9 +41,9 @@ COOKIE = "kvroute_console_"
 """Beginning of the cookie's name, followed by the end of the replica's name: browsers send a host's
 cookies to all of its ports, so routers on one host need different names."""
 BODY_MAX = 16_384
-"""Bytes of a sign-in: an issuer's tokens have a few thousand."""
+"""Most bytes of a sign-in's body: an issuer's tokens have a few thousand."""
 ID_MAX = 1024
-"""Characters of an id that is looked for."""
+"""Most characters of an id in GET /console/decisions."""
 LOOK_S = 10
 """Messages, a second each, after which a viewer's key is looked up again."""
 SOCKET_BYTES = 256 * 1024

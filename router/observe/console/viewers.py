@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 WAITING_MAX = 8
-"""Messages that a viewer has not taken yet."""
+"""Most messages that a viewer has not taken yet; one more drops the viewer."""
 ENDS = ("left", "slow", "signed_out", "stopped")
 """Why viewers ended; metric labels."""
 VIEWERS_MAX = 64

@@ -55,7 +55,7 @@ def buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, f
 def counters(
     name: str, description: str, labels: Sequence[str], values: Values
 ) -> CounterMetricFamily:
-    """A counter family with these series."""
+    """A counter family with the series of `values`."""
     family = CounterMetricFamily(name, description, labels=labels)
     for names, value in values.items():
         family.add_metric(names, value)
@@ -63,7 +63,7 @@ def counters(
 
 
 def gauges(name: str, description: str, labels: Sequence[str], values: Values) -> GaugeMetricFamily:
-    """A gauge family with these series."""
+    """A gauge family with the series of `values`."""
     family = GaugeMetricFamily(name, description, labels=labels)
     for names, value in values.items():
         family.add_metric(names, value)

@@ -35,7 +35,7 @@ from router.observe.metrics.families import (
 
 
 def fleet_metrics(core: RouterCore, clock: Callable[[], float]) -> Iterator[Metric]:
-    """State of the core."""
+    """All metrics of the fleet, its index and streams, open requests, sessions and answers."""
     yield gauge("kvroute_ready", "1 once the router is ready to serve.", core.fleet.ready)
     unobserved = len(core.unobserved)
     yield gauges(

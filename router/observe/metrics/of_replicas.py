@@ -20,7 +20,7 @@ from router.observe.metrics.families import (
 def replica_metrics(
     core: RouterCore, link: ReplicaLink, clock: Callable[[], float]
 ) -> Iterator[Metric]:
-    """State of other replicas."""
+    """Ages and counts of messages of other replicas, and of reports handed to them."""
     ages = core.fleet.replicas.ages_s(clock())
     yield known("replicas", len(ages))
     yield gauge(

@@ -22,7 +22,7 @@ from router.observe.tracing.spans import Span
 EVERY_S = 1.0
 """Seconds between two batches."""
 BATCH_MAX = 512
-"""Spans of a batch."""
+"""Most spans of a batch."""
 SPANS_MAX = 4096
 """Most spans that wait for the collector; more are dropped."""
 EXPORT_TIMEOUT_S = 5.0
@@ -108,12 +108,12 @@ class SpanExport:
                 log.warning("spans can't be exported: %s: %s", type(error).__name__, error)
             return False
         if not taken and not self._failing:
-            log.warning("the collector takes no spans; requests go on without")
+            log.warning("the collector takes no spans; requests go on without spans")
         return taken
 
 
 def _otlp(settings: TracingSettings, process: str, version: str) -> Send:
-    """OpenTelemetry's own exporter; raises ConfigError."""
+    """A function that sends spans by OpenTelemetry's own exporter. Raises ConfigError."""
     try:
         import grpc
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter

@@ -2,7 +2,7 @@
 
 POST /v1/chat/completions   from its head to the end of its answer
   kvroute.pick              until a router named a worker; the router's spans are below it
-  kvroute.first_token       from then to the first byte of the answer
+  kvroute.first_token       from the end of kvroute.pick to the first byte of the answer
   kvroute.forward           the worker's answer; the engine's spans are below it
 """
 

@@ -1,8 +1,8 @@
 """A router's spans of one request. Pure.
 
-kvroute.route       from its arrival to its answer, with the receipt as attributes
-  kvroute.queue     its wait for a worker with room, if it waited
-  kvroute.hash      reading it, and hashing its prompt
+kvroute.route       from the request's arrival to its answer, with the receipt as attributes
+  kvroute.queue     the request's wait for a worker with room, if it waited
+  kvroute.hash      reading the request, and hashing its prompt
   kvroute.match     the overlap of every worker
   kvroute.cost      costs, guard and order
   kvroute.reserve   the reservation, and writing the answer
@@ -16,7 +16,7 @@ from router.observe.tracing.receipts import attributes_of
 from router.observe.tracing.spans import Kind, Trace, Value
 
 STAGES = ("hash", "match", "cost")
-"""Stages of a decision, in order; what is left of its total is `reserve`."""
+"""Stages of a decision, in order; the rest of the decision's time is `reserve`."""
 QUEUED_S_MIN = 0.001
 """Shortest wait in the queue that gets a span, seconds: without a wait, too, a decision begins up
 to this much after its request."""

@@ -42,7 +42,7 @@ class Span:
     ended_s: float
     attributes: dict[str, Value] = field(default_factory=dict)
     error: str = ""
-    """What went wrong; empty: nothing did."""
+    """Sentence about the step's failure; empty: it did not fail."""
 
     def __post_init__(self) -> None:
         self.ended_s = max(self.began_s, self.ended_s)

@@ -29,9 +29,9 @@ ROWS_MAX = 24
 """Most candidates shown of a decision: the pick, the row from which the guard moved the pick, and
 the cheapest others."""
 NAME_MAX = 128
-"""Characters of names that requests bring."""
+"""Most characters kept of a name that a request brings, such as its model."""
 REQUEST_ID_MAX = 320
-"""Characters of a request's id: a gateway's client may choose 256 of them."""
+"""Most characters kept of a request's id: a gateway's client may choose 256 of them."""
 MESSAGE_MAX = 400
 
 

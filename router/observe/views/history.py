@@ -21,7 +21,7 @@ from router.fleet.health.time_check import TimeCheck
 POINT_S = 10.0
 """Seconds between two points."""
 POINTS_MAX = 360
-"""An hour of them."""
+"""Most points that are held: those of an hour."""
 NAMES_MAX = 16
 """Bands, and tenants, that a point names: those with most waiting requests. OTHER sums the rest."""
 
@@ -44,7 +44,7 @@ class Totals(msgspec.Struct, frozen=True):
     measured_s: float = 0.0
     """Sum of the seconds from these picks to their first tokens."""
     refused: int = 0
-    """Requests that got no worker."""
+    """Number of requests that got no worker."""
 
     @classmethod
     def of(cls, tally: PickTally, check: TimeCheck, refused: int = 0) -> "Totals":

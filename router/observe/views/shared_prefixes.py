@@ -5,7 +5,7 @@
     prompt 3  ████████████▒▒▒
     prompt 4  ░░░░░░
 
-A node is a run of blocks that the same prompts have: where prompts part, nodes end.
+A node is a run of blocks that the same prompts have; it ends at the first block that differs.
 
 Laws:
 - PROMPTS_MAX prompts are kept, of BLOCKS_MAX blocks each;

@@ -28,7 +28,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """Returns the number of refused requests since the start, by reason."""
     connected: Callable[[], bool]
     about: dict[str, Any]
-    """What does not change: name of the replica, version, start."""
+    """Values that do not change: name of the replica, version, time of the start and so on."""
 
 
 class BandDepth(msgspec.Struct, frozen=True):
@@ -89,7 +89,7 @@ class OtherwiseNow(msgspec.Struct, frozen=True):
     decisions: int
     agreement: dict[str, int]
     sooner_s: float
-    """Seconds by which first tokens would have come sooner, in sum; below 0: later."""
+    """Seconds by which first tokens would have come sooner by `ttft`, in sum; below 0: later."""
     overlap_tokens: float
 
 

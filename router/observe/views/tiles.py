@@ -14,7 +14,7 @@ from router.fleet.table import COLUMNS
 WARNINGS_MAX = 8
 """Warnings of a tile, at most; `Tile.warnings_left_out` counts the others."""
 SENTENCE_MAX = 400
-"""Characters of a warning's sentence."""
+"""Most characters of a warning's sentence; the rest is cut off."""
 LATE_S = 2.0
 """Seconds from which a tile has the age of the last beat; a lower age is 0 there, so that the tile
 of an idle worker does not change."""
@@ -26,7 +26,7 @@ class Ejected(msgspec.Struct, frozen=True, omit_defaults=True):
 
     cause: str
     until_s: float
-    """Unix time of its probe."""
+    """Unix time from which a request may try the worker again (probe)."""
     probing: bool = False
     times: int = 0
 
@@ -47,7 +47,7 @@ class Tile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     stream_complete: bool = False
     stream_reason: str = ""
     unschedulable_reason: str = ""
-    """Empty: the worker may get requests."""
+    """Why the worker gets no requests; empty: it may get some."""
     drained: bool = False
     last_resort: bool = False
     approximate: bool = False
@@ -71,7 +71,7 @@ class Tile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Further numbers of its engine by name, the operator's own included
     (events/engines/numbers.py)."""
     trust: float
-    """Share of the overlap that decisions count: 1 unless reports were below predictions."""
+    """Share of the usable overlap that decisions count, by its stream's state: 1 while live."""
     beat_late_s: int = 0
     """Age of the last beat in whole seconds, from LATE_S on."""
     warnings: list[WorkerWarning] = []
