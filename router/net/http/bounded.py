@@ -2,10 +2,10 @@
 and the rest of a body that no handler reads.
 
 Laws:
-- a head has HEAD_TIMES as many bytes as its line or a header at most, whether it ends or not;
-- a body is handed on as it came: nothing on this connection is unpacked;
-- after its request's answer, the rest of a body is dropped: as it came, REST_BYTES_MAX of it at
-  most, and unless it is soon over, the answer says that the connection ends.
+- a request's head has at most HEAD_TIMES x head_bytes_max bytes, whether it ends or not;
+- a body is given to its handler as it came: nothing on this connection is decompressed;
+- after its request's answer, the rest of a body is dropped, at most REST_BYTES_MAX bytes; unless
+  the body is known to be short (REST_SHORT), the answer says that the connection ends.
 
 aiohttp counts no connections, and bounds a head by its size alone. `_waiter` of its RequestHandler
 is set while it waits for a head, `_request_count` counts whole heads, and `_current_request` is the
@@ -25,14 +25,15 @@ from router.net.listener.connections import Connections
 from router.net.listener.http_bounds import HttpBounds
 
 HEAD_TIMES = 4
-"""Bytes of an unfinished head, by those of its longest line: nginx has four buffers of 8 KiB."""
+"""Most bytes of a head, as a multiple of those of a line: nginx has four buffers of 8 KiB."""
 REST_BYTES_MAX = 1 << 25
-"""Bytes that are read of a body that nobody reads any more; past it the connection is closed."""
+"""Most bytes that are read and dropped of an answered request's body; more close the connection."""
 REST_SHORT = 1 << 16
-"""Bytes of a rest that is soon over; one of unknown length is not."""
+"""Most bytes of a body whose rest is dropped without ending the connection after the answer; a body
+of unknown length ends it."""
 READ_BYTES = 1 << 14
-"""Bytes of a body that wait for their reader; at twice as many the connection is read no further. A
-sixteenth of it bounds the chunks (RFC 9112, 7.1) that wait."""
+"""Bytes of a body that wait for its handler; above twice as many, the connection is not read.
+READ_BYTES / 16 is the most chunks (RFC 9112, 7.1) that wait."""
 
 
 def malformed(error: HttpProcessingError) -> web.Response:
@@ -42,7 +43,7 @@ def malformed(error: HttpProcessingError) -> web.Response:
 
 
 class BoundedHandler(web.RequestHandler):
-    """One connection, from the end of its TLS handshake on."""
+    """One HTTP connection, from the end of its TLS handshake on."""
 
     __slots__ = (
         "_connections", "_dropped", "_drops", "_head_bytes", "_head_bytes_max", "_head_timeout_s",
@@ -59,8 +60,8 @@ class BoundedHandler(web.RequestHandler):
         head_bytes_max: int,
         malformed: Callable[[HttpProcessingError], web.Response],
     ) -> None:
-        """left: called at the connection's end. head_bytes_max: of the request line, and of each
-        header. malformed: makes the answer to bytes that are no HTTP.
+        """left: called at the connection's end. head_bytes_max: most bytes of the request line, and
+        of each header. malformed: makes the answer to bytes that are no HTTP.
         """
         super().__init__(
             server,
@@ -75,8 +76,8 @@ class BoundedHandler(web.RequestHandler):
         )
         self._dropped = self._head_bytes = 0
         self._drops = self._resumes = False
-        """Whether what comes is not even looked at: chunks (RFC 9112, 7.1) cost far more than their
-        bytes."""
+        """_drops: whether received bytes are dropped unparsed, as the rest of a body in chunks
+        (RFC 9112, 7.1), which would cost far more to parse. _resumes: whether `_resume` is due."""
         self._head_bytes_max = HEAD_TIMES * head_bytes_max
         self._connections = connections
         self._left = left
@@ -148,8 +149,8 @@ class BoundedHandler(web.RequestHandler):
 
     @override
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """Resumes in a later turn of the loop; aiohttp would parse buffered bytes at once, while
-        its reader takes the rest.
+        """Resumes reading in a later turn of the loop; aiohttp would parse buffered bytes at once,
+        in the middle of a handler's read.
         """
         if not resume_parser:
             super().resume_reading(resume_parser=False)
@@ -163,9 +164,9 @@ class BoundedHandler(web.RequestHandler):
             super().resume_reading()
 
     def _look_for_fault(self) -> None:
-        """aiohttp's parser queues what is wrong with a body as the next message, and leaves the
-        body's reader waiting. Frames of the error's traceback refer to the error, and to this
-        connection."""
+        """Gives a body's reader the parser's error about that body: aiohttp queues the error as the
+        next message, and leaves the reader waiting. Drops the error's traceback, whose frames
+        refer to this connection."""
         fault = getattr(self._messages[-1][0], "exc", None) if self._messages else None
         if not isinstance(fault, HttpProcessingError):
             return

@@ -1,9 +1,9 @@
 """One HTTP port: aiohttp's server behind the listener.
 
 Laws:
-- a path with more parts than any of ours is not searched for: aiohttp's search takes each of its
-  ends in turn, 24 ms for 8,000 slashes;
-- an expectation that is not met is a 417, whatever bytes it has.
+- a path with more than PARTS_MAX slashes is answered with 404 without a search: aiohttp would look
+  up each of its beginnings, 24 ms for 8,000 slashes;
+- an Expect header other than 100-continue is answered with 417, whatever bytes it has.
 """
 
 from collections.abc import Callable
@@ -44,9 +44,9 @@ class HttpPort:
         malformed: Callable[[HttpProcessingError], web.Response] = malformed,
     ) -> None:
         """name: of the port in metrics and errors, and of its section in the configuration.
-        cancels: whether a request is cancelled when its client leaves. head_bytes_max: of the
-        request line, and of each header. malformed: makes the answer to bytes that are no HTTP.
-        Raises ConfigError for an invalid address.
+        cancels: whether a request is cancelled when its client leaves. head_bytes_max: most bytes
+        of the request line, and of each header. malformed: makes the answer to bytes that are no
+        HTTP. Raises ConfigError for an invalid address.
         """
         self._host, self._port = split_address(listen)
         app.on_response_prepare.append(_named)
@@ -100,7 +100,7 @@ class HttpPort:
     def _handler(self, left: Callable[[], None]) -> BoundedHandler:
         server = self._runner.server
         if server is None:
-            raise ConnectionError("the server is closed")
+            raise ConnectionError("the HTTP server is closed")
         return BoundedHandler(
             server,
             self._bounds,
@@ -112,7 +112,7 @@ class HttpPort:
 
 
 async def _named(_request: web.Request, response: web.StreamResponse) -> None:
-    """Answers don't tell the versions of Python and aiohttp."""
+    """Replaces aiohttp's Server header, which shows the versions of Python and aiohttp."""
     if response.headers.get("Server") == SERVER_SOFTWARE:
         response.headers["Server"] = "kvroute"
 
@@ -133,7 +133,7 @@ class Paths(web.UrlDispatcher):
 
 
 def application() -> web.Application:
-    """A new aiohttp application with this dispatcher."""
+    """A new aiohttp application whose dispatcher is Paths."""
     app = web.Application()
     app._router = Paths()
     return app
@@ -147,4 +147,4 @@ def _refused(error: web.HTTPException) -> web.UrlMappingMatchInfo:
 
 
 async def _ignored(_request: web.Request) -> None:
-    """The handler says what becomes of the request."""
+    """Does nothing at an Expect header: the handler answers the request."""

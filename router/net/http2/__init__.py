@@ -1,2 +1,2 @@
-"""gRPC over a small HTTP/2 of its own: frames, streams, calls of handlers. Imports `listener` and
-no other folder; pure, but for sockets and calls."""
+"""A gRPC server on kvroute's own small HTTP/2: frames, streams, and the calls of handlers. Imports
+router/net/listener and no other folder of the router. Modules that say so are pure."""

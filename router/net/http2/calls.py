@@ -1,4 +1,4 @@
-"""Calls of gRPC handlers on one connection of the small HTTP/2.
+"""gRPC calls on one HTTP/2 connection: from a request's headers to its handler's answer.
 
 A handler takes bytes or an iterator of them, and a context: the call.
 
@@ -6,11 +6,11 @@ A handler takes bytes or an iterator of them, and a context: the call.
                                                      once; waits -> a task, ended by the deadline,
                                                                     the peer, or the server's end
 
-A unary handler of `at_once` that needs no wait is over within the read of its bytes, and no task is
-made: asyncio.current_task() is None in its first step, so nothing in that step may need a task.
+A unary handler of `at_once` that needs no wait ends while its request's bytes are read, and no task
+is made: asyncio.current_task() is None in its first step, so nothing in that step may need a task.
 
 Laws:
-- a call that the gate refuses, by its headers alone, has nothing kept of it;
+- nothing is kept of a call that the gate refuses by its headers alone;
 - a call ends once: by its answer, its abort, its deadline, its peer or the connection's end; the
   deadline counts from its headers, whether its request is whole or not;
 - messages that a handler has not read hold the peer's window back; a handler that writes waits for
@@ -74,12 +74,12 @@ class Call(Received):
         self._head = head
         self._deadline_s = deadline_s
         self.entered: Any = None
-        """Whose call it is, as the gate has it."""
+        """The caller, as the gate stored it; None: the gate stores none."""
         self._entering: asyncio.Task[None] | None = None
-        """While the gate waits for something."""
+        """Task of the gate's check, while that waits for something."""
         self._task: asyncio.Task[None] | None = None
         self._runs = False
-        """Whether the task has had its first turn; one that is cancelled before runs nothing."""
+        """Whether `_task` has had its first turn; a task that is cancelled before runs nothing."""
         self._late: asyncio.TimerHandle | None = None
         self._unsent: Callable[[], None] | None = None
         self.at_once = False
@@ -114,7 +114,7 @@ class Call(Received):
     async def abort(
         self, code: Any, details: str = "", trailing_metadata: Metadata = ()
     ) -> NoReturn:
-        """Ends the call with a status; raises RefusedError, as a handler may by itself."""
+        """Ends the call with a status, by raising RefusedError. code: a grpc.StatusCode."""
         raise RefusedError(Status(code.value[0]), details, trailing_metadata)
 
     async def send_initial_metadata(self, metadata: Metadata) -> None:
@@ -123,7 +123,8 @@ class Call(Received):
         self._protocol.flush()
 
     def send(self, content: bytes) -> bool:
-        """Sends a message. Returns whether there is room for a further one; else await `room`."""
+        """Sends a message. Returns whether there is room for a further one; else await `room`.
+        Raises asyncio.CancelledError once the call is over."""
         stream, protocol = self._stream, self._protocol
         if stream.finished:
             raise asyncio.CancelledError  # the peer has left: its call's task is being cancelled
@@ -190,7 +191,8 @@ class Call(Received):
             self._spawn(lambda: self._rest(handler.stream_unary(self._requests(), self)))
 
     def _has_room(self) -> bool:
-        """Takes the room of a handler that goes on; without any, the call is ended."""
+        """Counts HANDLER_BYTES for a handler of a stream; False: they exceed the bound on held
+        bytes, and the call was ended."""
         if self.keep_handler():
             return True
         self._protocol.http2.full(self._stream)
@@ -200,12 +202,12 @@ class Call(Received):
     def message(self, content: bytes, *, packed: bool) -> None:
         """Takes a message of the request."""
         if self._came is None and self._content is not None:
-            self._finish(Status.INTERNAL, "a unary request of two messages")
+            self._finish(Status.INTERNAL, "a unary request has more than one message")
         else:
             self.keep(content, packed=packed, waits=packed or self._entering is not None)
 
     def half_closed(self) -> None:
-        """Called when the request is complete."""
+        """Called when the request is complete: runs a unary handler, or ends a handler's stream."""
         self._ended = True
         if self._came is not None:
             self._came.set()
@@ -218,7 +220,7 @@ class Call(Received):
         content = self.take()
         if content is None:
             if not self._stream.finished:
-                self._finish(Status.INTERNAL, "a unary request without a message")
+                self._finish(Status.INTERNAL, "a unary request has no message")
         elif self.at_once:
             unary: Any = self.handler.unary_unary
             self._begin(unary(content, self))
@@ -239,7 +241,7 @@ class Call(Received):
         return self._rest(handler.unary_unary(content, self))
 
     def reset(self) -> None:
-        """Called when the peer has left, or the connection is gone."""
+        """Cancels the handler: its peer or connection is gone, or its deadline has passed."""
         self._close()
         if self._task is not None:
             if self._runs:
@@ -251,7 +253,7 @@ class Call(Received):
     # The handler's life
 
     def _begin(self, answer: Coroutine[Any, Any, bytes]) -> None:
-        """The first step of a unary handler, and a task for the rest, if there is one."""
+        """Runs a unary handler up to its first wait, and the rest, if there is any, in a task."""
         context = copy_context()
         try:
             awaited = context.run(answer.send, None)
@@ -279,7 +281,8 @@ class Call(Received):
         protocol.flush()
 
     def _spawn(self, work: Callable[[], Awaitable[Any]], context: Any = None) -> None:
-        """context: of contextvars, where a first step was taken in it."""
+        """Runs `work` as the call's task. context: that of contextvars in which a first step was
+        taken; None: none was."""
         loop = asyncio.get_running_loop()
         self._task = loop.create_task(self._run(work, begun=context is not None), context=context)
 
@@ -315,7 +318,7 @@ class Call(Received):
         elif isinstance(error, asyncio.CancelledError):
             self._finish(Status.CANCELLED, "the call was cancelled")
         else:
-            log.error("a handler failed", exc_info=error)
+            log.error("the handler of a gRPC call failed", exc_info=error)
             self._finish(Status.UNKNOWN, "the handler failed")
 
     def _finish(self, status: Status, message: str = "", metadata: Metadata = ()) -> None:
@@ -351,7 +354,8 @@ class Calls:
         gate: Gate,
     ) -> None:
         """methods: /package.Service/Method -> handler. at_once: unary methods whose handlers' first
-        steps need no task. open_calls: set of the open calls of all connections.
+        steps need no task. open_calls: set of the open calls of all connections. gate: checks the
+        headers of each call.
         """
         self.protocol = protocol
         self.clock = asyncio.get_running_loop().time
@@ -376,7 +380,7 @@ class Calls:
             self._refuse(stream, Status.UNIMPLEMENTED, f"there is no method {path[:200]}")
             return
         if head.metadata is None:
-            self._refuse(stream, Status.INTERNAL, "metadata of a -bin name that is no base64")
+            self._refuse(stream, Status.INTERNAL, "the value of a -bin metadata key is no base64")
             return
         if head.timeout_fault:
             self._refuse(stream, Status.INTERNAL, head.timeout_fault)
@@ -422,7 +426,7 @@ class Calls:
             call.reset()
 
     def over(self, stream: Stream) -> None:
-        """Called when a call has ended."""
+        """Forgets a stream's call, which has ended."""
         call, stream.call = stream.call, None
         self._open.discard(call)
 
@@ -433,7 +437,7 @@ class Calls:
 
 @types.coroutine
 def _resumed(work: Coroutine[Any, Any, Any], awaited: Any) -> Generator[Any, Any, Any]:
-    """Goes on with a coroutine that has come to its first wait."""
+    """Runs a coroutine on from its first wait to its end. awaited: what it waits for there."""
     while True:
         try:
             value = yield awaited

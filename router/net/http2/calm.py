@@ -3,8 +3,8 @@
 Law: every frame that carries nothing counts, of whatever kind: PING, SETTINGS, WINDOW_UPDATE,
 PRIORITY, GOAWAY, acknowledgements, unknown kinds, empty DATA, small parts of header blocks, and all
 frames of streams that are over or were refused. CONTROL_MAX a second may come, and
-CONTROL_PER_ANSWER more for each frame of an answer. A PING with such a frame since the last PING
-costs nothing: clients measure their path by them.
+CONTROL_PER_ANSWER more for each frame of an answer. A PING does not count if a frame of an answer
+was sent since the last PING: clients measure the network by pings.
 """
 
 from collections.abc import Callable
@@ -27,8 +27,8 @@ class Calm:
 
     def __init__(self, ping_every_s: float, sent: Callable[[], int]) -> None:
         """ping_every_s: least seconds between two pings without an answer of a call between them;
-        PING_STRIKES may come sooner, as in gRPC's own server. sent: number of answers' frames so
-        far.
+        PING_STRIKES may come sooner, as in gRPC's own server. sent: returns the number of answers'
+        frames sent so far.
         """
         self._ping_every_s = ping_every_s
         self._sent = sent
@@ -37,7 +37,7 @@ class Calm:
         """Frames of answers when the last ping came."""
         self._strikes = 0
         self.now_s = 0.0
-        """The time of the frames that follow."""
+        """Monotonic seconds, set by the caller before it counts frames."""
         self._left = float(CONTROL_MAX)
         self._left_at_s = 0.0
         self._left_at_sent = 0
@@ -51,7 +51,7 @@ class Calm:
         if self._left < 0:
             self._add()
             if self._left < 0:
-                about = f"over {CONTROL_MAX} frames a second that carry nothing"
+                about = f"the client sent over {CONTROL_MAX} frames a second that carry nothing"
                 raise ConnectionFault(Code.ENHANCE_YOUR_CALM, about)
 
     def _add(self) -> None:
@@ -82,5 +82,5 @@ class Calm:
             self._second, self._resets = second, 0
         self._resets += 1
         if self._resets > RESETS_MAX:
-            about = f"over {RESETS_MAX} resets a second"
+            about = f"the client sent over {RESETS_MAX} RST_STREAM a second"
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, about)

@@ -9,59 +9,61 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 STREAM_WINDOW = 1 << 20
 CONNECTION_WINDOW = 1 << 26
 MESSAGE_MAX = (64 << 20) + (1 << 16)
-"""Bytes of a gRPC message: a buffered body and what is around it."""
+"""Most bytes of a gRPC message: a request body of 64 MiB, and 64 KiB for the fields around it."""
 HEADERS_MAX = 1 << 16
-"""Bytes of a header block."""
+"""Most bytes of a call's decoded headers, where no other bound is set."""
 FRAME_MAX = 1 << 14
 """Bytes of a frame's payload that a peer may send: HTTP/2's own default."""
 STREAM_WAITING_MAX = 1 << 20
 WINDOW_MAX = (1 << 31) - 1
 
 TURN_WORK = 512
-"""Work of one connection in one turn, in which no other connection is served: below 1 ms. A frame
-is 1, what it causes is added."""
+"""Units of work that one connection gets in one turn of the event loop, before others are served:
+below 1 ms in all. A frame is 1 unit; what it causes is added."""
 OPEN_WORK = 63
-"""Work of a stream that is opened."""
+"""Units of TURN_WORK for a stream that is opened."""
 UNREAD_WORK = 8
-"""Work of a stream that is opened, for each answer that its peer has not read: a peer that goes on
-with calls and reads nothing has one call begun in a turn."""
+"""Further units for a stream that is opened, for each answer that its peer has not read: a peer
+that opens calls and reads no answers has one call begun in a turn."""
 RESET_WORK = 16
-"""Work of a call that is broken off."""
+"""Units of TURN_WORK for an RST_STREAM of the peer."""
 MESSAGE_WORK = 2
 TURN_STREAMS = TURN_WORK // OPEN_WORK
 """Streams of one connection that are opened, or ended with it, in one turn."""
 PUMP_BYTES = 1 << 18
 PUMP_STREAMS = 64
-"""Bytes, and streams, of what waits for room that are sent in one turn."""
+"""Most waiting bytes, and most streams with such bytes, that are sent in one turn."""
 
 CONTROL_MAX = 1000
-"""Frames a second that carry nothing. See calm.Calm."""
+"""Most frames in a second that carry nothing, such as PING or WINDOW_UPDATE: see calm.Calm."""
 CONTROL_PER_ANSWER = 4
-"""Frames that carry nothing and that each frame of an answer allows besides CONTROL_MAX: updates of
-both windows, a ping, and one to spare."""
+"""Further frames that carry nothing, allowed for each frame of an answer: updates of both windows,
+a ping, and one to spare."""
 CONTROL_SAVED_MAX = 100_000
-"""Frames that carry nothing for which a connection may have saved room, at most."""
+"""Most frames that carry nothing which a connection may save up by the answers sent to it."""
 ASIDE = "/grpc."
-"""Begin of the paths of health and reflection, which need no key."""
+"""Beginning of the paths of health and reflection; calls of health need no key."""
 SMALL_FRAME = 1024
-"""Bytes below which DATA of a stream that is over, and a part of a header block, carry nothing."""
+"""Bytes below which DATA of a stream that is over, or a CONTINUATION, counts as if it carried
+nothing."""
 SETTINGS_STREAMS = 64
-"""Open streams for which SETTINGS of another window count as one frame more."""
+"""A SETTINGS frame with another initial window counts as one frame more, that carries nothing, for
+each so many open streams."""
 RESETS_MAX = 10_000
-"""RST_STREAM a second: clients that leave."""
+"""Most RST_STREAM frames in a second: clients send them to cancel calls."""
 PING_SLACK = 0.9
 """Share of the least time between two pings after which a ping is in time: clients and networks
 keep that time roughly."""
 PING_STRIKES = 2
-"""Pings that come too soon, before their connection ends."""
+"""Pings that may come too soon; one more ends the connection."""
 FAREWELL = b"farewell"
-"""Payload of a PING behind a GOAWAY: once it comes back, the peer has read the GOAWAY, and what it
-sent before is here."""
+"""Payload of a PING behind a GOAWAY: once it is acknowledged, the peer has read the GOAWAY, and the
+calls that it opened before have arrived."""
 LAST = b"the last"
-"""Payload of a PING behind the last bytes of a connection: once it comes back, the peer has read
-them."""
+"""Payload of a PING behind the last bytes of a connection: once it is acknowledged, the peer has
+read them."""
 REMEMBERED_MAX = 4096
-"""Streams that are over, of one connection, of which something is still known."""
+"""Most streams that are over which one connection remembers, in each of two lists (streams.py)."""
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY = range(8)
 WINDOW_UPDATE, CONTINUATION = 8, 9
@@ -71,7 +73,7 @@ END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
 HEAD = struct.Struct(">IBI")
 U32 = struct.Struct(">I")
 MESSAGE = struct.Struct(">BI")
-"""What stands before a gRPC message: whether it is compressed, and its bytes."""
+"""Prefix of a gRPC message: a byte, 1 if it is compressed, and the number of its bytes."""
 SETTING = struct.Struct(">HI")
 
 
@@ -120,7 +122,7 @@ class ConnectionFault(Exception):
 
 
 def frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:
-    """A frame's bytes."""
+    """Bytes of a frame. kind: its type. number: its stream, 0 for the connection."""
     return HEAD.pack(len(payload) << 8 | kind, flags, number) + payload
 
 
@@ -152,9 +154,9 @@ ALONE = b"\x88" + literal(b"content-type", b"application/grpc")  # 0x88: `:statu
 OPENING = ALONE + literal(b"grpc-accept-encoding", ACCEPTED)
 CLOSING = literal(b"grpc-status", b"0")
 NO_GRPC = b"\x08\x03415"
-"""`:status: 415`, with which gRPC answers a content-type that is none of its own."""
+"""`:status: 415`, encoded: gRPC's answer to a content-type that is not gRPC's."""
 MESSAGE_BYTES_MAX = 1024
-"""Bytes of a status message, at most; the status details have it whole."""
+"""Most bytes of a status message, which is cut there; the status details have it whole."""
 
 
 def percent(message: str) -> bytes:

@@ -1,4 +1,5 @@
-"""The check of a call before anything of it is kept: its caller, and how much it may send."""
+"""The check of a call's headers before any message of it is kept: whether its caller may call the
+method, and how many bytes a message may have."""
 
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeAlias
@@ -9,7 +10,7 @@ Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
 
 
 class RefusedError(Exception):
-    """Ends a call with a status, whether the gate or its handler raises it."""
+    """Raised by a gate or a handler, to end the call with a status."""
 
     def __init__(self, status: Status, message: str, metadata: Metadata = ()) -> None:
         super().__init__(message)
@@ -25,8 +26,8 @@ class Gate(Protocol):
     """
 
     def enter(self, call: Any, method: str) -> Coroutine[Any, Any, None] | None:
-        """Checks a call's headers. Returns a coroutine if the check has to wait. Both raise
-        RefusedError.
+        """Checks a call's headers. Returns None, or a coroutine that goes on with the check if that
+        has to wait. `enter` and the coroutine raise RefusedError.
         """
 
     def bytes_max(self, method: str) -> int:
@@ -51,5 +52,5 @@ class Open:
 
     def too_large(self, call: object, method: str, size: int) -> RefusedError:
         """See Gate."""
-        about = f"a message of {size} bytes; {self._bytes_max} bytes are the most"
+        about = f"a message has {size} bytes, and {self._bytes_max} are the most"
         return RefusedError(Status.RESOURCE_EXHAUSTED, about)

@@ -1,8 +1,8 @@
-"""Header blocks of HPACK (RFC 7541) that were decoded before. Pure.
+"""Decodes HPACK header blocks (RFC 7541), and keeps the fields of those decoded before. Pure.
 
-Calls of one client differ little: their blocks are the same bytes again and again. A block's bytes
-mean the same while no block changes the connection's dynamic table in between, so what they meant
-is kept, and the library decodes new ones only.
+Calls of one client differ little: their blocks are often the same bytes. A block's bytes mean the
+same while no block changes the connection's dynamic table in between, so decoded fields are kept,
+and the library decodes only blocks that are not known.
 
 Laws: KNOWN_MAX blocks of at most BLOCK_MAX bytes are kept; a block that changes the table makes
 all of them unknown; one that changes the table's size more than SIZES_MAX times is not decoded.
@@ -14,14 +14,14 @@ from router.net.http2.requests import Head
 
 KNOWN_MAX = 64
 BLOCK_MAX = 1024
-"""Bytes."""
+"""Most bytes of a block whose fields are kept."""
 
 INTEGER_MAX = 16
-"""Bytes of an integer behind its first one; the library reads fewer."""
+"""Most bytes of an HPACK integer behind its first byte; the library reads fewer."""
 SIZES_MAX = 2
-"""A least size and a last one, as RFC 7541 has it (4.2)."""
+"""Most changes of the table's size in a block: to the least size and the last (RFC 7541, 4.2)."""
 DECODED_WORK_SHIFT = 3
-"""Bytes of a block that are decoded, for 1 of work, as a power of 2. See frames.TURN_WORK."""
+"""Decoding 2 to this power bytes of a block is 1 unit of work: see frames.TURN_WORK."""
 
 
 class KnownHeaders:
@@ -94,7 +94,8 @@ def keeps_table(block: bytes) -> bool:
 
 
 def _after_integer(block: bytes, at: int, most: int) -> int:
-    """The place after an integer whose prefix has the bits `most`."""
+    """Offset behind the HPACK integer at offset `at`; past the block's end if it is cut off. most:
+    the integer's prefix with all bits set."""
     if at >= len(block):
         return len(block) + 1
     at += 1
@@ -109,7 +110,8 @@ def _after_integer(block: bytes, at: int, most: int) -> int:
 
 
 def _after_string(block: bytes, at: int) -> int:
-    """The place after a string, be it Huffman-coded or not."""
+    """Offset behind the HPACK string at offset `at`, Huffman-coded or not; past the block's end if
+    it is cut off."""
     after = _after_integer(block, at, 0x7F)
     if after > len(block):
         return after

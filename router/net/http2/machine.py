@@ -1,20 +1,19 @@
 """gRPC over HTTP/2 (RFC 9113), as a server. Pure: bytes in, calls and bytes out.
 
 It serves unary and streaming methods alike: a stream opens with a path, messages come and go,
-either side ends it. HPACK is the library's.
+either side ends it. The library `hpack` does header compression.
 
 Laws:
 - a peer gets no more room than CONNECTION_WINDOW, STREAM_WINDOW, its stream's bytes_max, held.Held,
   headers_max, streams_max and calm.Calm allow; beyond it the stream, or the connection, ends with
   the RFC's error;
-- the connection ends where the RFC has an error of the connection, where its header table would be
-  lost, or past calm.Calm; all else ends a stream (streams.py);
-- each frame that carries nothing counts (calm.Calm); the last value of a setting in a frame counts,
-  once: a frame of settings costs what its streams and bytes cost, however often it has the same
-  one;
+- the connection ends at the RFC's connection errors, at headers without which HPACK's table would
+  be lost, and past the bounds of calm.Calm; all other errors end a stream (streams.py);
+- each frame that carries nothing counts (calm.Calm); where a SETTINGS frame has a setting several
+  times, only the last value is applied: its cost depends on its bytes and the open streams alone;
 - one call of `receive` does TURN_WORK at most and what its last frame causes, whatever frames came;
-- the more answers wait for their peer to read them, the fewer calls it opens in a turn: one in the
-  end.
+- the more answers wait for their peer to read them, the fewer calls it may open in a turn, down to
+  one.
 """
 
 from hpack.exceptions import HPACKError
@@ -70,14 +69,14 @@ from router.net.http2.streams import Service, Streams
 from router.net.listener.held import STREAM_BYTES, Held, PortHeld
 
 _GIVEN_BACK = CONNECTION_WINDOW // 4
-"""Bytes of the connection's window that are given back at once."""
+"""Received bytes above which a WINDOW_UPDATE gives them back to the connection's window."""
 
 
 class HeaderBlock:
     """Header block of one stream that is not complete."""
 
     def __init__(self, number: int, flags: int, trouble: str, bytes_max: int) -> None:
-        """trouble: what is wrong with it already."""
+        """trouble: what is wrong with the block already; empty: nothing."""
         self.number = number
         self.trouble = trouble
         self._bytes_max = bytes_max
@@ -89,7 +88,7 @@ class HeaderBlock:
         """Adds a further part; raises ConnectionFault."""
         self.content += payload
         if len(self.content) > self._bytes_max:
-            about = f"headers of over {self._bytes_max} bytes"
+            about = f"a header block has over {self._bytes_max} bytes"
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, about)
 
 
@@ -118,22 +117,23 @@ class Connection(Streams):
         sending = self._sending
         self._calm = Calm(ping_every_s, lambda: sending.sent)
         self._last = 0
-        """Number of the last stream of the peer."""
+        """Number of the last stream that the peer opened; 0: none."""
         self.acknowledged = False
         """Whether the peer has read a GOAWAY, and opens no more streams."""
         self.last_sent = False
         """Whether a PING was sent behind the last bytes."""
         self.read_all = False
-        """Whether it came back: the peer has read them."""
+        """Whether the PING of `send_last` was acknowledged: the peer has read all bytes."""
         self._streams_max = streams_max
         self._message_max = message_max
         self._headers_max = headers_max
         self._unread = b""
-        """What the last call of `receive` left: less than a frame, or the rest of one read."""
+        """Bytes that the last call of `receive` left: an incomplete frame, or frames for the next
+        turn."""
         self.began = False
         """Whether HTTP/2's preface has come."""
         self._greeted = False
-        """Whether the frame behind the preface has come."""
+        """Whether the SETTINGS frame behind the preface has begun to come."""
         self._blocks_max = max(HEADERS_MAX, 2 * headers_max)
         """Bytes of a header block, encoded or not, past which the connection ends."""
         self._known = KnownHeaders(headers_max, self._blocks_max)
@@ -147,9 +147,9 @@ class Connection(Streams):
         self.out.append(opening + frame(WINDOW_UPDATE, 0, 0, grant))
 
     def receive(self, data: bytes, now_s: float) -> bool:
-        """Takes bytes of the peer. Returns whether some of them are left for the next call, since
-        this one has done its share of work. Raises ConnectionFault, after which `out` has the last
-        bytes.
+        """Takes bytes of the peer. Returns whether whole frames are left for the next call, since
+        this call has done TURN_WORK. now_s: monotonic seconds. Raises ConnectionFault, after which
+        `out` has the last bytes.
         """
         try:
             return self._receive(data, now_s)
@@ -195,7 +195,7 @@ class Connection(Streams):
             size = size_kind >> 8
             if size > FRAME_MAX:
                 raise ConnectionFault(
-                    Code.FRAME_SIZE_ERROR, f"a frame has {size} bytes, which is over the bound"
+                    Code.FRAME_SIZE_ERROR, f"a frame has {size} bytes, and {FRAME_MAX} are the most"
                 )
             begin, after = at + 9, at + 9 + size
             if after > end:
@@ -210,7 +210,8 @@ class Connection(Streams):
         return self._work >= TURN_WORK and end - at >= 9
 
     def _greet(self) -> bool:
-        """Takes the preface; returns whether the frame behind it has begun: SETTINGS."""
+        """Takes HTTP/2's preface from `_unread`; returns whether the head of the SETTINGS frame
+        behind it has come, too. Raises ConnectionFault for other bytes."""
         unread = self._unread
         if not self.began:
             if not PREFACE.startswith(unread[: len(PREFACE)]):
@@ -229,7 +230,7 @@ class Connection(Streams):
         return True
 
     def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        """Any frame but DATA, which is taken without a step more."""
+        """Takes a frame; DATA comes here only inside a header block, where it is an error."""
         if self._block is not None and (kind != CONTINUATION or number != self._block.number):
             raise ConnectionFault(
                 Code.PROTOCOL_ERROR, "another frame came before the end of a header block"
@@ -256,7 +257,7 @@ class Connection(Streams):
     def _data(self, flags: int, number: int, payload: bytes) -> None:
         stream = self.streams.get(number)
         if stream is None and self._is_idle(number):
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "DATA came on no open stream")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "DATA came on a stream that was not opened")
         size = len(payload)
         self._received += size
         if self._received > _GIVEN_BACK:
@@ -272,7 +273,7 @@ class Connection(Streams):
             return
         stream.unread += size
         if stream.unread > STREAM_WINDOW:
-            self._reset(stream, Code.FLOW_CONTROL_ERROR, "more bytes than there is room for")
+            self._reset(stream, Code.FLOW_CONTROL_ERROR, "more bytes than its window allows")
             return
         if not payload and not flags & END_STREAM:
             self._calm.control()
@@ -292,8 +293,8 @@ class Connection(Streams):
             self._half_close(stream)
 
     def _late(self, number: int, flags: int, size: int) -> None:
-        """DATA or HEADERS of a stream that is over here. The peer may not know yet, unless its own
-        side was over."""
+        """Takes DATA or HEADERS of a stream that this side has ended. It answers with RST_STREAM,
+        unless the peer may not know of the end yet (`_early`)."""
         if size < SMALL_FRAME:
             self._calm.control()
         if number not in self._early:
@@ -311,7 +312,7 @@ class Connection(Streams):
                     Code.FRAME_SIZE_ERROR, "the priority in HEADERS must have 5 bytes"
                 )
             if U32.unpack_from(payload)[0] & WINDOW_MAX == number:
-                trouble = "its own dependency"
+                trouble = "it depends on itself"
             payload = payload[5:]
         if flags & END_HEADERS:
             self._decoded(number, flags, trouble, payload)
@@ -333,7 +334,8 @@ class Connection(Streams):
             self._decoded(block.number, block.flags, block.trouble, bytes(block.content))
 
     def _decoded(self, number: int, flags: int, trouble: str, block: bytes) -> None:
-        """A whole header block. trouble: why its stream can't be opened; empty: it can."""
+        """Takes a whole header block, of a new stream or of trailers. trouble: why its stream can't
+        be opened; empty: it can."""
         try:
             head = self._known.read(block)
         except HPACKError as error:
@@ -344,7 +346,7 @@ class Connection(Streams):
         if (stream := self.streams.get(number)) is not None:
             self._trailers(stream, flags, head)
         elif not number & 1:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, f"stream {number} is no client's")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, f"stream {number} of a client is not odd")
         elif number <= self._last:
             self._late(number, flags, 0)
         else:
@@ -370,7 +372,7 @@ class Connection(Streams):
             stream.aside = True
             self.aside += 1
         if head is None:
-            about = f"metadata of over {self._headers_max} bytes"
+            about = f"the call has metadata of over {self._headers_max} bytes"
             self.finish(stream, Status.RESOURCE_EXHAUSTED, about)
         elif not head.is_grpc:
             self._sending.no_grpc(stream)
@@ -383,10 +385,10 @@ class Connection(Streams):
 
     def _trailers(self, stream: Stream, flags: int, head: Head | None) -> None:
         if stream.ended:
-            self._reset(stream, Code.STREAM_CLOSED, "headers after its end")
+            self._reset(stream, Code.STREAM_CLOSED, "HEADERS after its end")
         elif not flags & END_STREAM:
-            self._reset(stream, Code.PROTOCOL_ERROR, "headers inside it")
-        elif trouble := "too many trailers" if head is None else trailers_fault(head.fields):
+            self._reset(stream, Code.PROTOCOL_ERROR, "HEADERS without END_STREAM inside it")
+        elif trouble := "trailers are too long" if head is None else trailers_fault(head.fields):
             self._reset(stream, Code.PROTOCOL_ERROR, trouble)
         else:
             self._half_close(stream)
@@ -403,14 +405,14 @@ class Connection(Streams):
     # Frames that carry nothing but steer the connection or its streams
 
     def _is_idle(self, number: int) -> bool:
-        """Whether a number is of no stream that the peer has opened."""
+        """Whether the peer has opened no stream of this number."""
         return number > self._last or not number & 1
 
     def _rst_stream(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "RST_STREAM must have 4 bytes")
         if self._is_idle(number):
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "RST_STREAM names no open stream")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "RST_STREAM names a stream never opened")
         self._calm.reset()
         self._work += RESET_WORK
         if (stream := self.streams.get(number)) is not None:
@@ -427,7 +429,7 @@ class Connection(Streams):
             raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS must be on stream 0")
         if len(payload) % 6 or (flags & ACK and payload):
             raise ConnectionFault(
-                Code.FRAME_SIZE_ERROR, "the length of SETTINGS must be a multiple of 6"
+                Code.FRAME_SIZE_ERROR, "SETTINGS must have a multiple of 6 bytes, and none with ACK"
             )
         self._calm.control()
         if flags & ACK:
@@ -467,9 +469,9 @@ class Connection(Streams):
         if len(payload) == 5:
             if U32.unpack_from(payload)[0] & WINDOW_MAX != number:
                 return
-            code, about = Code.PROTOCOL_ERROR, "its own dependency"
+            code, about = Code.PROTOCOL_ERROR, "the stream depends on itself"
         else:
-            code, about = Code.FRAME_SIZE_ERROR, "PRIORITY has 5 bytes"
+            code, about = Code.FRAME_SIZE_ERROR, "PRIORITY must have 5 bytes"
         if (stream := self.streams.get(number)) is not None:
             self._reset(stream, code, about)
         elif self._is_idle(number):  # which RST_STREAM can't name
@@ -487,7 +489,7 @@ class Connection(Streams):
                 raise ConnectionFault(Code.PROTOCOL_ERROR, "WINDOW_UPDATE must add more than 0")
             self._sending.grant_all(room)
         elif self._is_idle(number):
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "WINDOW_UPDATE names no open stream")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "WINDOW_UPDATE names a stream never opened")
         elif (stream := self.streams.get(number)) is not None:
             if not room:
                 self._reset(stream, Code.PROTOCOL_ERROR, "WINDOW_UPDATE must add more than 0")

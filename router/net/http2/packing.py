@@ -1,12 +1,12 @@
-"""Compressed messages of gRPC, unpacked within a bound. Pure."""
+"""Unpacks compressed gRPC messages, within a bound on their unpacked bytes. Pure."""
 
 import zlib
 from collections.abc import Generator
 
 ACCEPTED = b"identity, deflate, gzip"
-"""What a peer may send, as `grpc-accept-encoding` has it."""
+"""Encodings that a peer may use for messages: the value of the header `grpc-accept-encoding`."""
 STEP_BYTES = 1 << 20
-"""That are unpacked in one step: about 1 ms."""
+"""Most bytes that one step of unpacking makes, in about 1 ms."""
 _READ_BYTES = 1 << 16
 _WINDOW_BITS = {"deflate": zlib.MAX_WBITS, "gzip": zlib.MAX_WBITS | 16}
 
@@ -44,5 +44,5 @@ def unpacking(content: bytes, encoding: str, bytes_max: int) -> Generator[None, 
             left = STEP_BYTES
             yield
     if not reader.eof or reader.unused_data or at < len(content):
-        raise ValueError(f"a message's {encoding} ends early")
+        raise ValueError(f"a message's {encoding} is cut off, or more bytes follow it")
     return b"".join(parts)

@@ -2,10 +2,10 @@
 
 Laws:
 - a connection that answers no ping for KEEPALIVE_TIMEOUT_S after keepalive_s of silence is closed;
-- one that is older than age_s (a tenth more or less) gets a GOAWAY, and is closed
-  after its last call, at the latest after age_grace_s;
-- one that has no more calls is closed once its peer has read all bytes, or FAREWELL_S later;
-- what comes with TLS has agreed on `h2`.
+- a connection older than age_s (a tenth more or less) gets a GOAWAY, and is closed after its last
+  call, at the latest after age_grace_s;
+- an old connection without calls is closed once its peer has read all bytes, or FAREWELL_S later;
+- a connection with TLS has agreed on `h2` by ALPN.
 """
 
 import asyncio
@@ -25,13 +25,14 @@ from router.net.listener.held import PortHeld
 from router.net.listener.listener import Listener, Speaks
 
 KEEPALIVE_TIMEOUT_S = 20.0
-"""What a peer has to answer a ping."""
+"""Seconds within which a peer must answer a ping."""
 LOOK_S = 1.0
-"""Seconds between two looks at the connections' ages."""
+"""Seconds between two checks of the connections' silence and age."""
 FAREWELL_S = 1.0
-"""Seconds between a GOAWAY and the refusal of new calls, at most: those on their way are served. As
-long at most a peer has to read the last bytes of a connection before it is closed: where a peer
-sends to a connection that is closed, TCP resets it, and drops what the peer has not read."""
+"""Most seconds between a GOAWAY and the refusal of new calls, so that calls on their way are
+served. Also the most seconds that a peer has to read the last bytes before its connection is
+closed: if it sends to a closed connection, TCP resets that, and drops what the peer has not read.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class ServerBounds:
     port: PortBounds
     keepalive_s: float
     age_s: float | None
-    """None: connections get as old as their peers want."""
+    """Seconds after which a connection gets a GOAWAY; None: never."""
     age_grace_s: float = inf
 
 
@@ -60,9 +61,9 @@ class Http2Port:
         allows_plain: bool = True,
         came: Callable[[str], None] = lambda _kind: None,
     ) -> None:
-        """name: in metrics. service: made for each connection. rng: draws by how much each
-        connection's age differs from age_s. tls: the present context; None: connections with TLS
-        are closed. came: see Listener.
+        """name: of the port in metrics. service: makes the service of a connection. rng: draws by
+        how much each connection's age differs from age_s. tls: returns the present context; None:
+        connections with TLS are closed. came: see Listener.
         """
         self._service = service
         self._bounds = bounds
@@ -82,7 +83,7 @@ class Http2Port:
         return self._listener.port
 
     async def start(self, host: str, port: int) -> None:
-        """Listens; raises OSError."""
+        """Listens on TCP, port 0: a free one; raises OSError."""
         await self._listener.start(host, port)
         self._looking = asyncio.get_running_loop().create_task(self._look())
 
@@ -193,10 +194,10 @@ async def _while_any(
     connections: Collection[Http2Protocol],
     most_s: float | None = None,
 ) -> None:
-    """Returns once this holds for none of the connections, or after most_s."""
+    """Returns once `holds` is False for all connections, or after most_s seconds."""
     with suppress(TimeoutError):
         async with asyncio.timeout(most_s):
-            while any(map(holds, connections)):  # noqa: ASYNC110  # nothing says so
+            while any(map(holds, connections)):  # noqa: ASYNC110  # no event says so
                 await asyncio.sleep(0.01)
 
 

@@ -1,8 +1,8 @@
 """Messages of a call's request that have come, and that its handler has not taken.
 
 Laws:
-- messages are held (held.Held) as they came until they are taken, and unpacked then;
-- of the packed messages of a port one is unpacked at a time, packing.STEP_BYTES in a turn.
+- messages count as held (held.Held), as they came, until they are taken, and are unpacked then;
+- of a port's packed (compressed) messages one is unpacked at a time, packing.STEP_BYTES in a turn.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ class Received:
         """The one message of a unary request."""
         self._packed = False
         self._held = 0
-        """Bytes of the account that the one message, or the handler of a stream, takes: none of a
-        message that is taken at once."""
+        """Bytes that count as held for the message of a unary request, or for the handler of a
+        stream; 0 for a message that is taken at once."""
         self._came: asyncio.Event | None = None
-        """Set at a message or the end of a request that is a stream."""
+        """Set when a message or the end of a streaming request comes; None: a unary request."""
         if streams:
             self._came = asyncio.Event()
             self._messages: deque[tuple[bytes, bool]] = deque()
@@ -70,8 +70,8 @@ class Received:
         self._came.set()
 
     def keep(self, content: bytes, *, packed: bool, waits: bool) -> None:
-        """Stores a message that has come. waits: whether it is not taken at once, though the
-        request is complete.
+        """Stores a message of the request. waits: whether the handler takes the message later even
+        if the request is complete.
         """
         stream = self._stream
         if self._came is None and stream.ended and not waits:
@@ -91,8 +91,8 @@ class Received:
             self._came.set()
 
     def keep_handler(self) -> bool:
-        """Counts a streaming call's handler that begins; False: there is no room for it within the
-        bound.
+        """Counts HANDLER_BYTES as held for a streaming call's handler that begins; False: they
+        would exceed the bound, and are not counted.
         """
         held = self._protocol.http2.held.take(HANDLER_BYTES)
         self._held = HANDLER_BYTES if held else 0
@@ -106,8 +106,8 @@ class Received:
         return content
 
     async def take_packed(self) -> bytes | None:
-        """Takes and unpacks the compressed message of a unary request; None: that ended the
-        call.
+        """Takes and unpacks the compressed message of a unary request; None: it was invalid or too
+        large, which has ended the call.
         """
         assert self._content is not None
         plain = await self._unpacked(self._content)
@@ -129,7 +129,7 @@ class Received:
         self._held = 0
 
     async def _unpacked(self, content: bytes) -> bytes | None:
-        """The bytes of a packed message; None: it has ended the call."""
+        """Unpacks a message; None: it was invalid or too large, which has ended the call."""
         protocol = self._protocol
         plain: bytes | None = None
         async with protocol.unpacking, protocol.port_unpacking:

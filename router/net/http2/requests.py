@@ -1,8 +1,8 @@
-"""Decoded header fields as a request of gRPC (RFC 9113, 8.1 to 8.3; gRPC over HTTP2). Pure.
+"""Reads decoded header fields as a gRPC request (RFC 9113, 8.1 to 8.3; gRPC over HTTP2). Pure.
 
 Laws:
-- a request is POST with one :path and one :scheme, all pseudo-headers in front, names in lower
-  case, values without line breaks, no fields of a connection; everything else is malformed;
+- a request is POST with one :path and one :scheme, pseudo-headers before all other fields, names in
+  lower case, values without line breaks, no connection-specific fields; all else is malformed;
 - metadata has an entry for each value: a name that comes twice has two, `-bin` values are split at
   commas and decoded.
 """
@@ -26,11 +26,11 @@ _RESERVED = frozenset(
 _GRPC = "application/grpc"
 _UNITS_S = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "S": 1.0, "M": 60.0, "H": 3600.0}
 PASSED = "the call's deadline passed before its answer"
-"""What a call ends with that is over its grpc-timeout."""
+"""Status message of a call whose grpc-timeout is over, with DEADLINE_EXCEEDED."""
 
 
 class Head:
-    """The fields of a header block, and their meaning at the start of a stream."""
+    """The fields of a header block, read as the headers of a request."""
 
     __slots__ = (
         "content_length", "encoding", "fault", "fields", "is_grpc", "metadata", "path",
@@ -40,7 +40,7 @@ class Head:
     def __init__(self, fields: Sequence[Field]) -> None:
         self.fields = fields
         self.fault = _fault(fields)
-        """Why this is no request; empty: it is one."""
+        """Why the fields are no valid request; empty: they are."""
         values = dict(fields)
         self.path = values.get(":path", "")
         content_type = values.get("content-type", "")
@@ -55,11 +55,13 @@ class Head:
             self.timeout_fault = f"the header grpc-timeout has no valid value: {timeout[:32]!r}"
         self.content_length = int(values["content-length"]) if _length(values) else None
         self.metadata = _metadata(fields)
-        """Name -> text, or bytes of `-bin` names; None: some of these are no base64."""
+        """(name, value) of each value: text, or bytes for a `-bin` name; None: a value of a `-bin`
+        name is no base64."""
 
 
 def timeout_s(text: str) -> float | None:
-    """Seconds of a `grpc-timeout` value; None: it is invalid."""
+    """Seconds of a `grpc-timeout` value, up to 8 digits and one of n, u, m, S, M, H; None: it is
+    invalid."""
     unit = _UNITS_S.get(text[-1:])
     digits = text[:-1]
     if unit is None or not digits.isascii() or not digits.isdigit() or len(digits) > 8:
@@ -89,7 +91,7 @@ def _fault(fields: Iterable[Field]) -> str:
             if name == "content-length":
                 lengths.add(value)
         elif regular:
-            return "a pseudo-header behind others"
+            return "a pseudo-header behind other fields"
         elif name in pseudo:
             return f"{name} twice"
         elif name not in _PSEUDO:
@@ -103,19 +105,19 @@ def _fault(fields: Iterable[Field]) -> str:
     if not pseudo.get(":scheme"):
         return "no :scheme"
     if not pseudo.get(":path", "").startswith("/"):
-        return "no :path"
+        return "a :path that does not begin with /"
     if len(lengths) > 1 or not all(_digits(length) for length in lengths):
-        return "no content-length"
+        return "several values of content-length, or an invalid one"
     return ""
 
 
 def _field_fault(name: str, value: str) -> str:
     if not _NAME(name):
-        return "a name that is none"
+        return "an invalid name of a field"
     if _BROKEN(value):
         return "a line break in a value"
     if name in _OF_A_CONNECTION or (name == "te" and value != "trailers"):
-        return f"{name} of a connection"
+        return f"the connection-specific field {name}"
     return ""
 
 

@@ -1,10 +1,11 @@
-"""Sends frames to an HTTP/2 peer within its windows, and keeps the rest until it has room. Pure.
+"""Sends frames to an HTTP/2 peer within its flow-control windows; bytes that exceed a window wait
+until the peer enlarges it. Pure: frames are collected in `Sending.out`.
 
 Laws:
-- a stream gets no more credit while STREAM_WAITING_MAX bytes wait for its peer to read;
-- bytes that wait are held (held.Held), and go on in turn, a frame of each stream that has room of
-  its own, PUMP_BYTES and PUMP_STREAMS at most in one turn: no credit has more looked at than that;
-- while the socket is full nothing but ends of streams is handed to it.
+- while more than STREAM_WAITING_MAX bytes of a stream wait, its peer gets no WINDOW_UPDATE for it;
+- waiting bytes count as held (held.Held); `pump` sends them, a frame of each stream in turn, at
+  most PUMP_BYTES bytes of PUMP_STREAMS streams in one call, whatever the peer's windows allow;
+- while the socket is full, no DATA is sent.
 """
 
 from collections import OrderedDict
@@ -45,11 +46,11 @@ from router.net.http2.frames import (
 from router.net.listener.held import Held
 
 CREDIT_MIN = STREAM_WINDOW // 2
-"""Bytes of a stream's window, up to which they are not given back."""
+"""Used bytes of a stream's window above which a WINDOW_UPDATE gives them back to the peer."""
 
 
 class Stream:
-    """The sending state of one stream, which is one call."""
+    """The state of one HTTP/2 stream, which carries one gRPC call."""
 
     __slots__ = (
         "aside", "began", "bytes_max", "call", "content_left", "credit", "encoding", "ended",
@@ -60,27 +61,28 @@ class Stream:
     def __init__(self, number: int, bytes_max: int = MESSAGE_MAX) -> None:
         self.number = number
         self.bytes_max = bytes_max
-        """Bytes of a message, at most; what is more ends the call."""
+        """Most bytes of a message of the peer; a larger message ends the call."""
         self.granted = 0
-        """Bytes that the peer takes beside the window of every stream, less what was sent."""
+        """Bytes of the peer's WINDOW_UPDATEs for this stream, less the DATA bytes sent on it; the
+        stream's room is this plus `Sending.window`."""
         self.inbox = bytearray()
-        """The beginning of a message."""
+        """The beginning of a message of the peer that is not complete yet."""
         self.waiting = bytearray()
-        """Bytes that the peer has no room for yet."""
+        """Bytes of the answer that the peer has no room for yet."""
         self.since_s = 0.0
-        """When bytes began to wait, or when some of them were last sent."""
+        """Time when bytes began to wait, or some of them were last sent, by `Sending.now_s`."""
         self.trailers: bytes | None = None
-        """Sent after what waits."""
+        """Encoded trailers, sent after the waiting bytes; None: not ended, or sent."""
         self.unread = 0
-        """Bytes of the window that the peer has used."""
+        """Bytes of this side's window that the peer has used and did not get back."""
         self.credit = 0
         """Bytes of `unread` that the peer may use again as soon as a WINDOW_UPDATE says so."""
         self.ended = False
-        """Whether the peer's side is over."""
+        """Whether the peer has ended its side of the stream."""
         self.finished = False
-        """Whether this side is over, or about to be."""
+        """Whether this side has ended; waiting bytes and trailers may still have to be sent."""
         self.call: Any = None
-        """The service's own."""
+        """The service's object for the call; None: none yet, or the call is over."""
         self.aside = False
         """Whether this is a call of health or reflection, which may be cut to make room."""
         self.began = False
@@ -90,11 +92,11 @@ class Stream:
         self.content_left: int | None = None
         """Bytes of DATA that `content-length` says are still to come."""
         self.held = False
-        """Whether its bytes are not given back to the peer yet."""
+        """Whether the peer gets no WINDOW_UPDATE, since the handler has messages to take first."""
         self.on_room: Callable[[], None] | None = None
-        """Called once no byte of the stream waits any more, or it is over."""
+        """Called once no byte of the stream waits any more, or the stream is over."""
         self.unsent: Callable[[], None] | None = None
-        """Called if the peer does not get the answer, or gives it up soon after."""
+        """Called if the peer does not get the answer, or resets the stream soon after it."""
 
 
 class Sending:
@@ -106,39 +108,42 @@ class Sending:
         over: Callable[[Stream, bool], object],
         refuse: Callable[[Stream], object],
     ) -> None:
-        """over: called when nothing more is to be sent on a stream, with whether the peer's side
-        was still open. refuse: ends a call whose bytes exceed the bound on held bytes.
+        """held: counts the connection's waiting bytes. over: called when the end of a stream was
+        sent, with whether the peer's side was still open. refuse: ends a call whose bytes exceed
+        the bound on held bytes.
         """
         self._held = held
         self._over = over
         self._refuse = refuse
         self.out: list[bytes] = []
-        """Bytes to write; the caller empties it."""
+        """Frames to write to the socket; the caller empties the list."""
         self.now_s = 0.0
         self.full = False
         """Whether the socket takes no bytes now."""
         self._waiting: OrderedDict[int, Stream] = OrderedDict()
-        """Streams with bytes that wait, the one that waits longest in front."""
+        """Streams with waiting bytes, by number; the stream with the least `since_s` first."""
         self._ready: OrderedDict[int, Stream] = OrderedDict()
-        """Waiting streams that have room of their own, or had."""
+        """Streams of `_waiting` whose own window has room, or had; `pump` serves them in order."""
         self.waiting_bytes = 0
         """Bytes that wait in all streams."""
         self._room = 65_535
         self.window = 65_535
-        """Room of a stream that begins."""
+        """Initial window of each stream, in bytes, as the peer's SETTINGS say."""
         self._granted_most = 0
-        """No stream has more; perhaps all have less."""
+        """An upper bound of `Stream.granted` over all streams."""
         self._frame_max = FRAME_MAX
         self.sent = 0
-        """Frames of answers, but for small ones of an answer that the peer lets trickle."""
+        """Frames of answers sent so far; a part of under SMALL_FRAME bytes is not counted while
+        more bytes of its stream wait."""
 
     def let_go(self) -> None:
-        """Called when the connection is gone."""
+        """Drops the callbacks `over` and `refuse`, since the connection is gone."""
         self._over = lambda _stream, _early: None
         self._refuse = lambda _stream: None
 
     def send(self, stream: Stream, message: bytes) -> None:
-        """Sends a message, unless this side of the stream is over."""
+        """Sends a gRPC message as far as the peer has room; the rest waits. Does nothing once this
+        side of the stream is over."""
         if stream.finished:
             return
         packed = MESSAGE.pack(0, len(message)) + message
@@ -155,7 +160,7 @@ class Sending:
             self._refuse(stream)
 
     def reply(self, stream: Stream, message: bytes) -> None:
-        """Sends the only message of an answer, and ends the answer with OK."""
+        """Sends the only message of an answer, and ends the answer with status OK."""
         size = 5 + len(message)
         if stream.began or stream.finished or not stream.ended or not self._has_room(stream, size):
             self.send(stream, message)
@@ -201,7 +206,7 @@ class Sending:
         self._close(stream)
 
     def no_grpc(self, stream: Stream) -> None:
-        """Answers a request that is no call of gRPC."""
+        """Answers a request that is no gRPC call with HTTP status 415."""
         stream.began = stream.finished = True
         stream.trailers = NO_GRPC
         self._close(stream)
@@ -215,12 +220,13 @@ class Sending:
             self.out.append(self._headers(stream.number, 0, block))
 
     def go_away(self, number: int, code: Code = Code.NO_ERROR, message: str = "") -> None:
-        """Sends a GOAWAY. number: of the last stream that is served."""
+        """Sends a GOAWAY frame. number: of the last stream that is served. message: 200 bytes of it
+        are sent."""
         payload = U32.pack(number) + U32.pack(code) + message.encode()[:200]
         self.out.append(frame(GOAWAY, 0, 0, payload))
 
     def forget(self, stream: Stream) -> None:
-        """Removes a stream that is over, or whose bytes are dropped."""
+        """Drops the waiting bytes of a stream that is over or cut, and calls its `on_room`."""
         if size := len(stream.waiting):
             stream.waiting.clear()
             self._sent_or_dropped(size)
@@ -230,7 +236,7 @@ class Sending:
             stream.on_room()
 
     def unread(self, before_s: float) -> Iterator[Stream]:
-        """Streams of which nothing was sent since before_s, though bytes wait."""
+        """Streams with waiting bytes of which nothing was sent since before_s, a time by now_s."""
         for stream in self._waiting.values():
             if stream.since_s > before_s:
                 return
@@ -244,7 +250,7 @@ class Sending:
     # Room
 
     def grant(self, stream: Stream, room: int) -> bool:
-        """Adds to the window of a stream; False: it exceeds HTTP/2's bound."""
+        """Adds `room` bytes to the window of a stream; False: the window exceeds 2^31 - 1."""
         stream.granted += room
         if self.window + stream.granted > WINDOW_MAX:
             return False
@@ -254,7 +260,7 @@ class Sending:
         return True
 
     def grant_all(self, room: int) -> None:
-        """Adds to the window of the connection. Raises ConnectionFault."""
+        """Adds `room` bytes to the connection's window. Raises ConnectionFault above 2^31 - 1."""
         self._room += room
         if self._room > WINDOW_MAX:
             raise ConnectionFault(
@@ -262,7 +268,9 @@ class Sending:
             )
 
     def resize(self, window: int, streams: Collection[Stream]) -> None:
-        """Sets another initial window for each stream. Raises ConnectionFault."""
+        """Sets the initial window, in bytes, of open and later streams. streams: the open ones.
+        Raises ConnectionFault where a window exceeds 2^31 - 1.
+        """
         if window > WINDOW_MAX:
             raise ConnectionFault(
                 Code.FLOW_CONTROL_ERROR, "the initial window in SETTINGS exceeds 2^31 - 1"
@@ -276,15 +284,18 @@ class Sending:
         self.window = window
 
     def frames_of(self, size: int) -> None:
-        """Sets the size of the largest frame that the peer takes. Raises ConnectionFault."""
+        """Sets the bytes of the largest frame that the peer takes. Raises ConnectionFault unless
+        size is 2^14 to 2^24 - 1.
+        """
         if not FRAME_MAX <= size < 1 << 24:
             raise ConnectionFault(
-                Code.PROTOCOL_ERROR, f"MAX_FRAME_SIZE is {size}, which is out of range"
+                Code.PROTOCOL_ERROR, f"MAX_FRAME_SIZE is {size}, not 16384 to 16777215"
             )
         self._frame_max = min(size, 1 << 16)
 
     def give_credit(self, stream: Stream) -> None:
-        """Lets the peer of a stream send more, if it reads what is sent to it."""
+        """Sends a WINDOW_UPDATE for a stream with more than CREDIT_MIN bytes of credit, unless the
+        stream is held, or more than STREAM_WAITING_MAX bytes wait for its peer."""
         if (
             stream.credit > CREDIT_MIN
             and not stream.held
@@ -319,8 +330,8 @@ class Sending:
         )
 
     def _opening(self, stream: Stream) -> bytes:
-        """The headers of this side, before its first message; empty after that. Called with each
-        frame of an answer."""
+        """The HEADERS frame of an answer, before its first message; empty once it was sent. Adds 1
+        to `sent`, for the frame of the answer that follows."""
         self.sent += 1
         if stream.began:
             return b""
@@ -366,7 +377,8 @@ class Sending:
         self._held.free(size)
 
     def _close(self, stream: Stream) -> None:
-        """The end of this side. A peer that would send on learns that nobody reads it."""
+        """Sends the trailers, which end this side. A peer that has not ended its own side gets an
+        RST_STREAM with NO_ERROR, since what it sends is not read."""
         opening = b"" if stream.began else ALONE
         stream.began = True
         block = opening + (stream.trailers or b"")
@@ -379,7 +391,7 @@ class Sending:
         self._over(stream, early)
 
     def _headers(self, number: int, end: int, block: bytes) -> bytes:
-        """Headers, in as many frames as they need. end: END_STREAM for the last ones, else 0."""
+        """A header block as HEADERS and CONTINUATION frames. end: END_STREAM of trailers, or 0."""
         size = self._frame_max
         if len(block) <= size:
             return frame(HEADERS, END_HEADERS | end, number, block)

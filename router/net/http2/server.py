@@ -2,8 +2,8 @@
 
 One thread, one event loop, no task for an answer that needs no wait.
 
-Law: what a method's handler needs and calls.Call has not is refused when the method is added, and
-not when it is called.
+Law: a handler that needs something which calls.Call does not have is refused when its method is
+added, not when that is called.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ class Http2Server(Http2Port):
         gate: Gate | None = None,
     ) -> None:
         """rng: draws by how much each connection's age differs from age_s. at_once: see Calls.
-        gate: checks calls' headers; None: all are let in. tls: the present context; None:
-        connections with TLS are closed.
+        gate: checks calls' headers; None: all calls are let in. tls: returns the present context;
+        None: connections with TLS are closed.
         """
         doorway = gate or Open(bounds.connection.message_max)
         self._methods: dict[str, Handler] = {}
         self._calls: set[Call] = set()
-        """The open ones."""
+        """The open calls of all connections."""
         super().__init__(
             "grpc",
             lambda protocol: Calls(protocol, self._methods, at_once, self._calls, doorway),
@@ -62,7 +62,7 @@ class Http2Server(Http2Port):
             method = f"/{service}/{name}"
             if any(map(isasyncgenfunction, (handler.unary_stream, handler.stream_stream))):
                 raise NotImplementedError(
-                    f"the handler of {method} yields its answers; handlers here must write them"
+                    f"the handler of {method} yields its answers; it must use `Call.send`"
                 )
             if handler.request_deserializer or handler.response_serializer:
                 raise NotImplementedError(

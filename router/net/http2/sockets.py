@@ -1,9 +1,9 @@
 """The sockets of HTTP/2 connections.
 
 Laws:
-- nothing is read from a connection while bytes for it wait in the socket, or bytes of it wait for
-  their turn (frames.TURN_WORK);
-- answers of which a peer takes nothing for Bounds.read_s end, whole or not;
+- nothing is read from a connection while its socket takes no bytes to send, or while bytes already
+  received wait for their turn (frames.TURN_WORK);
+- an answer of which a peer takes nothing for Bounds.read_s is cut, complete or not;
 - a deadline counts from a call's headers; a call that is over within the turn in which it was
   opened gets no timer.
 """
@@ -27,7 +27,7 @@ from router.net.listener.seldom import Seldom
 log = logging.getLogger("kvroute.http2")
 _faults = Seldom(log)
 LOOK_S = 1.0
-"""Seconds between two looks at what waits for a peer."""
+"""Seconds between two checks for answers that their peer does not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ class Bounds:
 
     streams_max: int
     message_max: int = MESSAGE_MAX
-    """Bytes of a gRPC message."""
+    """Most bytes of a gRPC message."""
     headers_max: int = HEADERS_MAX
-    """Bytes of a call's headers."""
+    """Most bytes of a call's headers."""
     ping_every_s: float = 0.0
-    """See calm.Calm."""
+    """Least seconds between two pings of the peer: see calm.Calm."""
     read_s: float = 20.0
-    """Seconds in which a peer must take some of what waits for it."""
+    """Seconds within which a peer must take some of the bytes of an answer that wait for it."""
 
 
 class Timed(Protocol):
@@ -64,13 +64,13 @@ class Http2Protocol(asyncio.Protocol):
         held: PortHeld,
         unpacking: asyncio.Lock,
     ) -> None:
-        """service: made for each connection. left: called when the connection is gone. held: counts
-        the bytes of its port. unpacking: see port_unpacking.
+        """service: makes the connection's service. left: called when the connection is gone. held:
+        counts the bytes that all connections of the port hold. unpacking: see port_unpacking.
         """
         self.unpacking = asyncio.Lock()
-        """Held while a message of this connection is unpacked, or waits for that."""
+        """Locked while a message of this connection is unpacked, or waits for that."""
         self.port_unpacking = unpacking
-        """Held while a message of the port is unpacked: connections take turns."""
+        """Locked while any connection of the port unpacks a message: connections take turns."""
         self.http2 = Connection(
             service(self),
             streams_max=bounds.streams_max,
@@ -84,30 +84,32 @@ class Http2Protocol(asyncio.Protocol):
         self._transport: Any = None
         self._clock = asyncio.get_running_loop().time
         self.received_s = self._clock()
-        """When the peer last sent something."""
+        """Loop time when the peer last sent something."""
         self.until_s = inf
-        """When its port sends it a GOAWAY for its age, by the loop's clock."""
+        """Loop time at which the port sends a GOAWAY for the connection's age; inf: never."""
         self.left_s = inf
-        """When that GOAWAY was sent; inf: it was not."""
+        """Loop time when the GOAWAY for its age was sent; inf: it was not."""
         self.farewell_s = inf
-        """When the last bytes were sent to it for its age; inf: they were not."""
+        """Loop time when the last bytes of a connection closed for its age were sent; inf: they
+        were not."""
         self.fault = ""
-        """Why it is closed from here, as connections.REASONS have it; empty: for another reason."""
+        """Why this side closed the connection, one of connections.REASONS; empty: for none of
+        them, or it is open."""
         self._look: asyncio.TimerHandle | None = None
-        """While bytes wait for the peer."""
+        """Timer of the next check for unread answers; None: no bytes wait for the peer."""
         self.pinged = False
         """Whether a ping of ours was sent since the peer last sent something."""
         self._room: asyncio.Future[None] | None = None
-        """Done once the socket takes bytes again; None: it does."""
+        """Future that is done once the socket takes bytes again; None: the socket takes bytes."""
         self._receiving = False
         self.timed: list[Timed] = []
-        """Calls with a deadline that the bytes opened which are being received: few are still open
-        after these, and only those get a timer."""
+        """Calls with a deadline that were opened by the bytes being received. Only those that are
+        still open after these bytes, mostly few, get a timer."""
         self._waits = False
         """Whether bytes of the peer, or calls that ended with the connection, wait for the next
         turn."""
         self._paused = False
-        """Whether nothing is read."""
+        """Whether reading from the socket is paused."""
         self._gone = False
         self._flushing = False
         """Whether a write is due in the loop's next turn."""
@@ -150,8 +152,8 @@ class Http2Protocol(asyncio.Protocol):
         self._write()
 
     def flush(self) -> None:
-        """Writes all pending bytes at once: after the bytes that are being read, else in the loop's
-        next turn, so that an endpoint and the body behind it are one write.
+        """Has all pending bytes written: after the bytes that are being received, else in the
+        loop's next turn, so that messages sent in the same turn are one write.
         """
         if not self._receiving and not self._flushing:
             self._flushing = True
@@ -190,14 +192,14 @@ class Http2Protocol(asyncio.Protocol):
             self._end_calls()
 
     def _end_calls(self) -> None:
-        """The connection is gone, and so are its calls."""
+        """Ends the calls of a connection that is gone, some in each turn of the loop."""
         if self.http2.lost():
             self._take_turn()
         else:
             self._left(self)
 
     def _take_turn(self) -> None:
-        """Has the loop come back to this connection after the others."""
+        """Has the loop call `_on_turn` after its other work; nothing is read until then."""
         if not self._waits:
             self._waits = True
             asyncio.get_running_loop().call_soon(self._on_turn)
@@ -234,7 +236,7 @@ class Http2Protocol(asyncio.Protocol):
         self.flush()
 
     def abort(self) -> None:
-        """Closes the connection at once."""
+        """Closes the connection at once, without its pending bytes."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -245,12 +247,13 @@ class Http2Protocol(asyncio.Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether it has begun, and has no stream but those of health and reflection, by which a
-        stranger without a key could keep its place."""
+        """Whether the connection has begun, and has no open stream but those of health and
+        reflection: with these a caller without a key could keep its place."""
         return self.http2.began and len(self.http2.streams) == self.http2.aside
 
     def give_up(self) -> None:
-        """Closes an idle connection; the peer may send again what is on its way."""
+        """Closes an idle connection after a GOAWAY, which says that calls on their way are not
+        served and may be sent again."""
         self.http2.go_away(last=True)
         self.close()
 
@@ -299,12 +302,14 @@ class Http2Protocol(asyncio.Protocol):
         self._look = None
         now_s = self._clock()
         if ended := self.http2.end_unread(now_s, self._read_s):
-            words = "%s: %d answers end that it did not read for %g s"
+            words = "%s: %d answers are cut: the client read nothing of them for %g s"
             _faults.log(now_s, words, self.peer, ended, self._read_s)
         self._write()
 
     def _drop(self) -> None:
         """Closes the connection: it holds the most bytes of its port, which holds too many."""
         self.fault = "held"
-        _faults.log(self._clock(), "%s: closed, since its port holds too many bytes", self.peer)
+        _faults.log(
+            self._clock(), "%s: closed: it held most of the bytes of a full port", self.peer
+        )
         self.abort()

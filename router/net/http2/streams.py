@@ -3,12 +3,12 @@
 Laws:
 - a message has its stream's bytes_max at most, unpacked or not; what would exceed that ends its
   call before more of it is kept;
-- the begin of a message is held (held.Held) until its end comes;
-- a packed message stays packed until its handler takes it;
-- an error of a stream ends that stream with RST_STREAM, and no other;
-- an answer that its peer does not get, or that it gives up by an RST_STREAM soon after, is unsent;
-- of streams that are over, REMEMBERED_MAX are known: those whose peers may send on, and those whose
-  answers may be given up.
+- the bytes of an incomplete message count as held (held.Held) until its end comes;
+- a compressed message stays compressed until its handler takes it;
+- a peer's error on a stream ends that stream with RST_STREAM, and no other stream;
+- where the peer does not get an answer, or resets its stream soon after, `Stream.unsent` is called;
+- of streams that are over, the last REMEMBERED_MAX are known whose peer may still send, and as many
+  whose answers were sent and may be given up.
 """
 
 from collections import OrderedDict
@@ -34,11 +34,11 @@ _Known = TypeVar("_Known")
 
 
 class Service(Protocol):
-    """Interface: what a connection's streams call."""
+    """Interface: gets the calls, messages and ends of one connection's streams."""
 
     def opened(self, stream: Stream, head: Head) -> None:
-        """Called when a call begins; `Connection.finish` refuses it. Sets the stream's
-        bytes_max.
+        """Called when a call begins, with its headers. Sets stream.bytes_max, or refuses the call
+        by `Connection.finish`.
         """
 
     def message(self, stream: Stream, content: bytes, *, packed: bool) -> None:
@@ -47,12 +47,12 @@ class Service(Protocol):
         """
 
     def too_large(self, stream: Stream, size: int) -> None:
-        """Called for a message of more than the stream's bytes_max, at least `size` bytes, which
-        ends its call.
+        """Called for a message of at least `size` bytes, which are more than stream.bytes_max; has
+        to end the call.
         """
 
     def half_closed(self, stream: Stream) -> None:
-        """Called when no more messages come."""
+        """Called when the request is complete: no more messages come."""
 
     def reset(self, stream: Stream) -> None:
         """Called when the call is over because its peer reset it, or is gone."""
@@ -82,19 +82,21 @@ class Streams:
         self.streams: dict[int, Stream] = {}
         self._sending = sending = Sending(held, self._over, self.full)
         self.out = sending.out
-        """Bytes to write; the caller empties it."""
+        """Frames to write to the socket; the caller empties the list."""
         self.send, self.reply, self.accept = sending.send, sending.reply, sending.accept
         self.pump = sending.pump
         self.aside = 0
-        """Open streams that are aside."""
+        """Number of open streams of health and reflection (Stream.aside)."""
         self._early: OrderedDict[int, None] = OrderedDict()
-        """Streams that were over here before the peer's side was: it may not know yet."""
+        """Numbers of streams that this side ended before the peer ended its own: the peer may not
+        know yet, and send on."""
         self._answered: OrderedDict[int, Callable[[], None]] = OrderedDict()
-        """Streams whose answers were sent lately -> what to do if their peers give them up."""
+        """Numbers of streams that were answered lately -> function to call if the peer resets the
+        stream after all."""
         self._work = 0
-        """Work in this turn. See frames.TURN_WORK."""
+        """Work of the connection in this turn, in the units of frames.TURN_WORK."""
         self.trouble = ""
-        """What was wrong with the last stream that was reset from here."""
+        """Sentence about the last stream that this side reset for its peer's error, for the log."""
 
     def finish(
         self,
@@ -110,19 +112,19 @@ class Streams:
         self._sending.finish(stream, status, message, metadata)
 
     def end(self, stream: Stream, status: Status, message: str) -> None:
-        """Ends a call from this side, and informs its service."""
+        """Ends a call with a status, after its waiting bytes, and calls the service's `reset`."""
         self._service.reset(stream)
         _give_up(stream)
         self.finish(stream, status, message)
 
     def hold(self, stream: Stream, *, held: bool) -> None:
-        """Sets whether a stream's peer may send more only once earlier messages are taken."""
+        """Sets whether a stream's peer gets no further window until its messages are taken."""
         stream.held = held
         if not held:
             self._sending.give_credit(stream)
 
     def stuff(self, *, full: bool) -> None:
-        """Sets whether the socket is full."""
+        """Sets whether the socket is full: takes no bytes now."""
         self._sending.full = full
 
     def end_unread(self, now_s: float, read_s: float) -> int:
@@ -152,7 +154,7 @@ class Streams:
         return bool(self.streams)
 
     def _let_go(self) -> None:
-        """Nothing of a connection that is gone refers to itself: see listener.py."""
+        """Breaks the reference cycles of a connection that is gone: see listener.py."""
         self._service = Over()
         self._sending.let_go()
         self._answered.clear()
@@ -165,7 +167,7 @@ class Streams:
     # Messages
 
     def _take(self, stream: Stream, payload: bytes) -> None:
-        """Takes bytes of a stream."""
+        """Takes the payload of a DATA frame; gives complete messages to the service."""
         if stream.finished:
             return  # its answer is whole, and waits for the peer's room
         inbox = stream.inbox
@@ -210,14 +212,14 @@ class Streams:
 
     def unpacking(self, stream: Stream, content: bytes) -> Generator[None, None, bytes | None]:
         """A generator that unpacks a compressed message in steps; its result is the bytes, or None
-        if that ended the call.
+        if the message was invalid or too large, which has ended the call.
         """
         try:
             return (yield from unpacking(content, stream.encoding, stream.bytes_max))
         except TooLargeError:
             self._service.too_large(stream, stream.bytes_max + 1)
         except LookupError:
-            about = f"messages of grpc-encoding {stream.encoding[:64]!r} are not read here"
+            about = f"grpc-encoding {stream.encoding[:64]!r} is not one of identity, deflate, gzip"
             self.end(stream, Status.UNIMPLEMENTED, about)
         except ValueError as error:
             self.end(stream, Status.INTERNAL, str(error))
@@ -226,19 +228,21 @@ class Streams:
     # Ends of streams
 
     def _refuse(self, number: int, flags: int, code: Code) -> None:
-        """A stream that is not opened."""
+        """Resets a stream that is not opened, or broken. flags: END_STREAM if the peer's side is
+        over; else the peer may still send on it."""
         self.out.append(reset_frame(number, code))
         if not flags & END_STREAM:
             _remember(self._early, number, None)
 
     def _reset(self, stream: Stream, code: Code, about: str) -> None:
-        """Ends a stream that its peer has broken."""
+        """Resets a stream on which its peer broke a rule. about: which one, for `trouble`."""
         self.trouble = f"stream {stream.number}: {about}"
         self._refuse(stream.number, END_STREAM if stream.ended else 0, code)
         self._forget(stream)
 
     def _forget(self, stream: Stream) -> None:
-        """A stream is over, and nothing more goes to its peer."""
+        """Removes a stream on which nothing more is sent, and calls the service's `reset` if its
+        answer had not ended."""
         self._leave(stream)
         was_open = not stream.finished
         stream.finished = stream.ended = True
@@ -249,7 +253,8 @@ class Streams:
         _give_up(stream)
 
     def _over(self, stream: Stream, early: bool) -> None:
-        """Called when the end of a stream's answer was sent."""
+        """Called when the end of a stream's answer was sent. early: whether the peer's side was
+        still open then."""
         self._leave(stream)
         if early:
             _remember(self._early, stream.number, None)
@@ -264,14 +269,14 @@ class Streams:
 
 
 def _give_up(stream: Stream) -> None:
-    """The peer does not get a stream's answer."""
+    """Calls `unsent` of a stream whose answer the peer does not get."""
     unsent, stream.unsent = stream.unsent, None
     if unsent is not None:
         unsent()
 
 
 def _remember(streams: "OrderedDict[int, _Known]", number: int, known: _Known) -> None:
-    """Adds a stream to the remembered ones; past REMEMBERED_MAX the oldest is forgotten."""
+    """Adds a stream's number to those remembered; past REMEMBERED_MAX the oldest is forgotten."""
     streams[number] = known
     if len(streams) > REMEMBERED_MAX:
         streams.popitem(last=False)

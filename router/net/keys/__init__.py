@@ -1,5 +1,5 @@
 """Authentication of callers: keys, certificates, and ports that serve callers without keys.
 
-Law: a listener that others than this machine's users can reach serves no caller without keys, but
-for the switch of that listener, and liveness, readiness and metrics.
+Law: a listener that others than this machine's users can reach serves no caller without a key,
+unless that listener's switch allows it; liveness, readiness and metrics need no key.
 """

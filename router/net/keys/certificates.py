@@ -18,7 +18,7 @@ from router.config.settings.serving_settings import MetricsSettings
 from router.net.keys.followed import reason_of
 
 SUITES = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""Cipher suites of TLS 1.2. All of TLS 1.3 are such suites."""
+"""Cipher suites of TLS 1.2: AEAD, with keys by ECDHE. All suites of TLS 1.3 are AEAD."""
 
 
 class Pem(NamedTuple):
@@ -30,9 +30,9 @@ class Pem(NamedTuple):
 
 
 class Contexts:
-    """The TLS contexts of one server that is not gRPC. Each new connection takes the context made
-    of the files as they are now, so that a removed CA counts for no new connection; sessions of one
-    context can't be resumed with the next.
+    """The TLS contexts of one server, one after the other. A new connection gets `now`, the context
+    made of the files as last read, so that a removed CA counts for no new connection; sessions of
+    one context can't be resumed with the next.
     """
 
     def __init__(self, make: Callable[[], ssl.SSLContext]) -> None:
@@ -40,7 +40,7 @@ class Contexts:
         self.now = make()
 
     def renew(self) -> None:
-        """Takes over changed files."""
+        """Makes a new context of changed files."""
         self.now = self._make()
 
 
@@ -94,8 +94,8 @@ class Certificates:
     def contexts(
         self, verify: ssl.VerifyMode = ssl.CERT_NONE, protocols: Sequence[str] = ()
     ) -> Contexts:
-        """TLS contexts of a server that is not gRPC; `reload` keeps them up to date. protocols: the
-        names that ALPN offers."""
+        """TLS contexts of a server; `reload` keeps them up to date. verify: whether callers need
+        certificates. protocols: the names that ALPN offers."""
 
         def make() -> ssl.SSLContext:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -112,7 +112,7 @@ class Certificates:
         return contexts
 
     def _read(self) -> Pem:
-        """Raises OSError or ValueError."""
+        """Reads the files, and checks that they fit together. Raises OSError or ValueError."""
         before = self._content()
         try:
             self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
@@ -121,7 +121,7 @@ class Certificates:
                 f"the certificate, its key or the CAs can't be used: {error.reason or error}"
             ) from error
         if self._content() != before:
-            raise ValueError("the files change while they are read")
+            raise ValueError("the certificate, key or CA files changed while they were read")
         return before
 
     def _content(self) -> Pem:

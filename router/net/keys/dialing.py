@@ -20,7 +20,8 @@ _Value = TypeVar("_Value")
 
 
 def dial_options(settings: DialSettings, clock: Callable[[], float]) -> dict[str, Any]:
-    """Arguments of KvRouteClient; raises ConfigError. clock: monotonic seconds."""
+    """Arguments of KvRouteClient; raises ConfigError for files that can't be used. clock: monotonic
+    seconds."""
     options: dict[str, Any] = {}
     try:
         if settings.tls or settings.ca_file or settings.certificate_file:
@@ -35,17 +36,17 @@ def dial_options(settings: DialSettings, clock: Callable[[], float]) -> dict[str
 
 
 class ReadAgain(Generic[_Value]):
-    """What files hold, read again when they may have changed."""
+    """A value read from files; a call returns it, and reads the files again after FOLLOW_S."""
 
     def __init__(self, read: Callable[[], _Value], clock: Callable[[], float]) -> None:
-        """read: raises OSError or ValueError for files that can't be used, and so does this."""
+        """read: reads the files. Its OSError or ValueError, for unusable files, is raised."""
         self._read = read
         self._clock = clock
         self._value = read()
         self._read_s = clock()
 
     def __call__(self) -> _Value:
-        """What they hold; while they can't be used, what they held before."""
+        """The value in the files; while they can't be used, which is logged, the value before."""
         if self._clock() - self._read_s >= FOLLOW_S:
             self._read_s = self._clock()
             before = self._value
@@ -74,8 +75,8 @@ def credential_files(
 
 
 def _contents(settings: DialSettings) -> tuple[bytes | None, bytes | None, bytes | None]:
-    """CA, key and certificate. Raises OSError or ValueError: a certificate and a key that don't fit
-    together are a rotation that is not whole yet."""
+    """Contents of the CA, key and certificate files. Raises OSError, or ValueError for a
+    certificate and a key that don't fit together: a rotation that is not complete yet."""
     key, certificate = settings.key_file, settings.certificate_file
     if key is not None and certificate is not None:
         try:

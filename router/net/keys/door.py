@@ -6,7 +6,7 @@
 
 Laws:
 - a caller that brings a token is that token's identity or nobody, whatever else it brings;
-- a fault of the door's own lets nobody in: the caller is refused as one without a valid key.
+- a fault of this check lets no caller in: the caller is refused like one without a valid key.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ FILE_BYTES_MAX = 16 << 20
 IDENTITIES_SHOWN = 64
 """Identities that metrics of refusals name, at most; the others are counted as `other`."""
 _CERTIFIED_MAX = 4096
-"""Callers without a key file whose certificates' names are kept."""
+"""Most identities by certificate that are kept where there is no key file; one more drops all."""
 
 log = logging.getLogger("kvroute.keys")
 
 CURRENT: ContextVar[Usage | None] = ContextVar("kvroute_caller", default=None)
-"""Whose call the running task handles; None: a listener without keys."""
+"""Usage of the caller whose call the running task handles; None: the listener needs no keys."""
 
 
 class Door:
@@ -59,7 +59,7 @@ class Door:
         self._usages: dict[str, Usage] = {}
         self._unix = Usage(UNIX, clock)
         self.faults = 0
-        """Calls that were refused for a fault of our own."""
+        """Calls that were refused for a fault of the check itself."""
         if self._file is not None:
             try:
                 self.reload()
@@ -86,8 +86,8 @@ class Door:
         return self._file is not None
 
     def refused(self) -> dict[tuple[str, str], int]:
-        """Calls and items past limits: (identity, limit) -> how many since the identity was read.
-        Of IDENTITIES_SHOWN identities, those with the most; the others' are of `other`."""
+        """Calls and items refused past limits: (identity, limit) -> number since the identity was
+        read. The IDENTITIES_SHOWN identities with most are named; the others count as `other`."""
         hit = [use for use in self._usages.values() if use.refused]
         hit.sort(key=lambda use: -use.refused.total())
         counts: Counter[tuple[str, str]] = Counter()
@@ -98,7 +98,8 @@ class Door:
         return counts
 
     def reload(self) -> bool:
-        """See Readable. A key that is not in the file any more lets no new call in."""
+        """Reads the key file again; returns whether it changed. Raises OSError or ValueError, and
+        changes nothing, for an invalid file. A key that was removed lets no new call in."""
         if self._file is None:
             return False
         with self._file.open("rb") as opened:
@@ -117,7 +118,8 @@ class Door:
     def enter(
         self, token: str | None, names: Callable[[], Iterable[str]], *, is_unix: bool
     ) -> Usage:
-        """The usage of a caller; raises Refusal, or UnknownKeyError.
+        """The usage of a caller. Raises Refusal for a caller without a valid key, UnknownKeyError
+        where the keys of its token's issuer have to be fetched first (`enter_after`).
 
         names: of its verified certificate, if it has one: see KeyRing.of_certificate.
         """
@@ -130,8 +132,8 @@ class Door:
 
     def _fault(self, fault: Exception) -> Refusal:
         self.faults += 1
-        # By its kind alone: its text may have the token.
-        log.error("a key could not be looked at: %s", type(fault).__name__)
+        # The kind of the error alone: its text may have the token.
+        log.error("a caller's key could not be checked: %s", type(fault).__name__)
         return unauthenticated()
 
     def _entered(

@@ -1,7 +1,7 @@
-"""Credentials with which one process calls engines: a key and a CA for all of them, and those of
-workers that have their own.
+"""Credentials with which one process calls engines: an API key and a CA for all engines, and those
+of workers that have their own.
 
-Law: the gateway, relays, warmers and questions for tokens all have an engine's access from here.
+Law: the gateway, relays, warmers and calls for tokens all get an engine's credentials here.
 """
 
 import logging
@@ -44,7 +44,7 @@ class EngineAccesses:
         """
         if gateway is not None and gateway.pass_keys and settings.api_key_file:
             raise ConfigError(
-                "engines get either their own key or those of clients"
+                "set one of the two: engines get either their own key or those of clients"
                 " - at `$.engines.api_key_file`, `$.gateway.pass_keys`"
             )
         try:
@@ -54,7 +54,7 @@ class EngineAccesses:
                 f"{reason_of(error)} - at `$.engines.api_key_file`, `$.engines.ca_file`"
             ) from None
         if settings.api_key_file:
-            log.info("all that calls engines shows them the API key of engines.api_key_file")
+            log.info("engines are called with the API key of engines.api_key_file")
         for worker in workers:
             try:
                 accesses.of_engine(worker)
@@ -84,7 +84,8 @@ class EngineAccesses:
         self._own.pop(worker_id, None)
 
     def reload(self) -> bool:
-        """Reads the files of all workers again; see Readable."""
+        """Reads the files of all credentials again; returns whether any changed. Raises ValueError
+        for files that can't be used; the other files are read all the same."""
         changed, failed = False, []
         for credentials in (self._default, *self._own.values()):
             try:

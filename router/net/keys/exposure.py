@@ -21,7 +21,7 @@ def is_private(listen: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is loopback: an IP address or a name; empty means every address."""
+    """Whether a host, an IP address or a name, is loopback; empty, every address, is not."""
     if host == "localhost":
         return True
     try:

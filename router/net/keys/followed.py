@@ -9,8 +9,8 @@ from collections import Counter
 from typing import Protocol
 
 FOLLOW_S = 5.0
-"""Seconds between two looks: kubelet takes up to a minute to write a changed Secret to a pod's
-files."""
+"""Seconds between two reads of the files: kubelet takes up to a minute to write a changed Secret to
+a pod's files."""
 
 log = logging.getLogger("kvroute.keys")
 
@@ -30,11 +30,11 @@ class Followed:
         self._files: dict[str, Readable] = {}
         self._problems: dict[str, str] = {}
         self.counts: Counter[tuple[str, str]] = Counter()
-        """Reads that changed something, and reads that failed for another reason than the one
-        before: (name, ok or failed)."""
+        """(name, `ok`) -> reads that changed something; (name, `failed`) -> reads that failed, for
+        another reason than the read before."""
 
     def add(self, name: str, files: Readable) -> None:
-        """name: for logs and metrics, such as `certificates`."""
+        """Has files read again. name: for logs and metrics, such as `certificates`."""
         self._files[name] = files
         self.counts[name, "ok"] = self.counts[name, "failed"] = 0
 
@@ -48,7 +48,7 @@ class Followed:
                 if self._problems.get(name) != sentence:
                     self._problems[name] = sentence
                     self.counts[name, "failed"] += 1
-                    log.error("%s not read again, all stays as it was: %s", name, sentence)
+                    log.error("%s not read again, the old ones stay in force: %s", name, sentence)
                 continue
             self._problems.pop(name, None)
             if changed:

@@ -14,27 +14,27 @@ from router.request.refusal import Reason, Refusal
 TENANT_MAX = 256
 INT32_MAX = (1 << 31) - 1
 PRIORITY_MAX = 0
-"""Greatest priority of a gateway's clients, unless their key says more: a request may stand back,
-and may not push in. Fair shares by default would not do: they change the order of all requests, and
-a rank still decides within a tenant's bands."""
+"""Greatest priority of a request through a gateway, unless its key sets another: a client may lower
+a request's priority, and not raise it. Fair shares would not replace this bound: they change the
+order of all requests, and priority still decides within a tenant's bands."""
 EVERYTHING = ("*",)
 
 
 class Allowance(Settings, frozen=True):
-    """Limits of an identity in one process; None: there is none."""
+    """Limits of an identity in one process; None: no limit."""
 
     requests_per_s: Annotated[float, Meta(gt=0)] | None = None
-    """Routes and items of streams; a burst may have those of one second."""
+    """Route calls and items of streams in a second; a burst may have those of one second."""
     reservations: Annotated[int, Meta(ge=1)] | None = None
-    """Open at once."""
+    """Reservations that are open at once."""
     streams: Annotated[int, Meta(ge=1)] | None = None
-    """Calls open at once that stream."""
+    """Streaming calls that are open at once."""
     mib_per_s: Annotated[float, Meta(gt=0)] | None = None
     """MiB a second of messages to the router; a burst may have those of one second, and one
     message."""
     priority: Annotated[int, Meta(ge=-INT32_MAX, le=INT32_MAX)] | None = None
-    """The greatest that a request may have; None: PRIORITY_MAX through a gateway, any over gRPC,
-    whose callers rank the requests of others."""
+    """Greatest priority of a request; None: PRIORITY_MAX through a gateway, any over gRPC, whose
+    callers set the priority of others' requests."""
 
 
 NO_LIMITS = Allowance()
@@ -51,12 +51,12 @@ class Identity:
     models: tuple[str, ...] = EVERYTHING
     """Patterns of the models that requests may name."""
     workers: tuple[str, ...] = EVERYTHING
-    """Patterns of the ids that fleet commands may name, and that lists show."""
+    """Patterns of the worker ids that fleet commands may name, and that lists show."""
     limits: Allowance = NO_LIMITS
 
     @property
     def is_bounded(self) -> bool:
-        """Whether each request has to be looked at."""
+        """Whether requests have to be checked: against patterns of models, or limits."""
         return self.models != EVERYTHING or self.limits != NO_LIMITS
 
     def check_right(self, right: Right) -> None:

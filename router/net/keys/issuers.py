@@ -25,16 +25,17 @@ from router.net.keys.followed import reason_of
 from router.net.keys.key_ring import Issuer
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA")
-"""Public keys only: with a shared secret a router could make tokens itself."""
+"""Accepted algorithms of signatures, by public keys only: with a shared secret a router could make
+tokens itself."""
 FETCH_S = 10.0
 """Least seconds between two fetches for tokens with unknown keys."""
 REFRESH_S = 300.0
-"""Seconds after which keys are fetched again in any case: an issuer takes a key back by leaving it
-out."""
+"""Seconds after which keys are fetched again in any case: an issuer revokes a key by leaving it out
+of its key set."""
 TIMEOUT_S = 5.0
 BYTES_MAX = 1 << 20
 TOKEN_MAX = 16_384
-"""Characters."""
+"""Most characters of a token."""
 CACHED_MAX = 4096
 LEEWAY_S = 30
 """Seconds by which the clocks of issuer and router may differ."""
@@ -43,7 +44,7 @@ log = logging.getLogger("kvroute.keys")
 
 
 class UnknownKeyError(Exception):
-    """A token of a known issuer is signed by a key that was not fetched yet."""
+    """A token of a known issuer, which the message names, has a key that was not fetched yet."""
 
 
 class Issuers:
@@ -57,7 +58,7 @@ class Issuers:
         self._keys: dict[str, dict[str, Any]] = {name: {} for name in self._issuers}
         self._fetched_s = dict.fromkeys(self._issuers, float("-inf"))
         self._verified: OrderedDict[str, tuple[float, str, str]] = OrderedDict()
-        """Token -> when it ends to count, issuer, subject."""
+        """Verified token -> Unix time until which that holds, its issuer, its subject."""
         self._fetching: asyncio.Lock = asyncio.Lock()
         self.fetches: Counter[str] = Counter(ok=0, failed=0)
         if issuers:
@@ -160,12 +161,17 @@ class Issuers:
         except (OSError, ValueError, TimeoutError, aiohttp.ClientError) as error:
             self.fetches["failed"] += 1
             reason = reason_of(error) or type(error).__name__
-            log.error("keys of issuer %s not fetched: %s", issuer.issuer, reason)
+            log.error(
+                "keys of issuer %s not fetched, the old ones stay in force: %s",
+                issuer.issuer,
+                reason,
+            )
         else:
             self.fetches["ok"] += 1
 
     def _take(self, issuer: Issuer, content: bytes) -> None:
-        """Uses a set of keys; raises ValueError, and changes nothing, for a text that is none."""
+        """Uses the keys of a JSON Web Key Set; raises ValueError, and changes nothing, for content
+        that is none."""
         try:
             listed = json.loads(content)["keys"]
             keys: dict[str, Any] = {}
@@ -174,20 +180,22 @@ class Issuers:
                     keys[str(key.get("kid", ""))] = self._jwt.PyJWK(key)
         except (KeyError, TypeError, AttributeError, self._jwt.PyJWTError) as error:
             raise ValueError(
-                f"the answer is no JSON Web Key Set: {type(error).__name__}"
+                f"the issuer's `jwks` has no JSON Web Key Set: {type(error).__name__}"
             ) from error
         if keys.keys() != self._keys[issuer.issuer].keys():
-            self._verified.clear()  # of a key that is taken back no token counts
+            self._verified.clear()  # tokens of a revoked key must not count any more
         self._keys[issuer.issuer] = keys
 
 
 def _certificates(file: str | None) -> str | None:
-    """A PEM file; raises OSError with its name, which OpenSSL's own error does not have."""
+    """Text of a PEM file; None: no file. Raises OSError with the file's name, which OpenSSL's own
+    error does not have."""
     return None if file is None else Path(file).read_text(encoding="ascii", errors="ignore")
 
 
 async def _get(issuer: Issuer) -> bytes:
-    """Raises OSError, TimeoutError, ValueError or ClientError."""
+    """Fetches an issuer's key set over HTTPS. Raises OSError, TimeoutError, ValueError or
+    ClientError."""
     context = ssl.create_default_context(cadata=_certificates(issuer.ca_file))
     headers = {}
     if issuer.token_file is not None:
@@ -198,7 +206,7 @@ async def _get(issuer: Issuer) -> bytes:
         session.get(issuer.jwks, ssl=context, headers=headers, allow_redirects=False) as answer,
     ):
         if answer.status != 200:
-            raise ValueError(f"the answer has HTTP status {answer.status}")
+            raise ValueError(f"the issuer's `jwks` answers with HTTP status {answer.status}")
         content = await answer.content.read(BYTES_MAX + 1)
         while len(content) <= BYTES_MAX and (more := await answer.content.read(BYTES_MAX)):
             content += more

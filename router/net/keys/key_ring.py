@@ -40,9 +40,9 @@ class Issuer(Settings, frozen=True):
     jwks: Text
     """https:// or file:// URL of its public keys."""
     ca_file: str | None = None
-    """CA of that server; None: those of the system."""
+    """PEM file with the CAs of the `jwks` server; None: those of the system."""
     token_file: str | None = None
-    """Bearer token for that server, read at each fetch."""
+    """File with a bearer token for the `jwks` server, read at each fetch; None: no token."""
 
 
 class Account(Settings, frozen=True):
@@ -54,7 +54,7 @@ class Account(Settings, frozen=True):
 
 
 class Entry(Settings, frozen=True):
-    """One identity."""
+    """One identity of the key file: its keys, rights and limits."""
 
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     rights: tuple[Right, ...]
@@ -166,7 +166,7 @@ def _digest_of(text: str) -> bytes:
 
 
 def _check_issuers(file: KeyFile) -> None:
-    """Raises ConfigError."""
+    """Raises ConfigError for issuers listed twice, invalid URLs, and accounts of no issuer."""
     names: Collection[str] = [issuer.issuer for issuer in file.issuers]
     if len(set(names)) != len(names):
         raise ConfigError("an issuer is listed twice - at `$.issuers`")
@@ -176,7 +176,9 @@ def _check_issuers(file: KeyFile) -> None:
             raise ConfigError(f"expected an https:// or file:// URL - at `$.issuers[{i}].jwks`")
     for i, entry in enumerate(file.identities):
         if any(account.issuer not in names for account in entry.accounts):
-            raise ConfigError(f"an account's issuer is not listed - at `$.identities[{i}]`")
+            raise ConfigError(
+                f"an account's issuer is not listed in `issuers` - at `$.identities[{i}]`"
+            )
 
 
 def names_of(certificate: Mapping[str, Any] | None) -> Iterator[str]:

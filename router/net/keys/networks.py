@@ -1,8 +1,8 @@
-"""Which engines' addresses a caller of RegisterWorker may have the router connect to. Pure.
+"""Checks the addresses of engines to which a caller of RegisterWorker has the router connect. Pure.
 
 Laws:
 - only IP addresses count: a name may resolve to another address after it was looked at;
-- link-local addresses, and those where clouds serve credentials, are refused whatever is listed.
+- link-local addresses, and those where clouds serve credentials, are refused even if listed.
 """
 
 import ipaddress
@@ -48,7 +48,7 @@ def check_engine_networks(settings: EngineSettings, networks: tuple[Network, ...
 
 
 def _endpoints(settings: EngineSettings) -> Iterator[tuple[str, str]]:
-    """All that a relay calls, by field."""
+    """Each address that a relay would call, with the name of its field before it."""
     for field in ("address", "metrics", "events", "replay", "load"):
         if (endpoint := getattr(settings, field)) is not None:
             yield field, endpoint
@@ -74,16 +74,16 @@ def _why_not(host: str, networks: tuple[Network, ...]) -> str:
     except ValueError:
         return f"the host of a registered engine must be an IP address, not {host!r}"
     if address.is_link_local or address.is_multicast or address.is_unspecified:
-        return f"{address} is no address of an engine"
+        return f"{address} is link-local, multicast or unspecified, which no engine may have"
     if address in METADATA:
-        return f"{address} is no address of an engine"
+        return f"{address} is a cloud's metadata service, not an engine"
     if not any(address in network for network in networks):
         return f"{address} is in no network of the router's fleet.register_networks"
     return ""
 
 
 def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """An IPv4 address that is written as IPv6, as itself."""
+    """The IPv4 address of an IPv4-mapped IPv6 address; any other address unchanged."""
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return address

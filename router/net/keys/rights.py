@@ -18,9 +18,9 @@ class Right(StrEnum):
     OBSERVE = "observe"
     """Reads the state of fleet and queue, and explanations; changes nothing."""
     ADMINISTER = "administer"
-    """Commands to the fleet."""
+    """Registers, drains, removes and resyncs workers."""
     ENGINE_FIELDS = "engine_fields"
-    """Names, through a gateway, fields by which engines and routers speak to each other."""
+    """Sends, through a gateway, requests with fields that are internal to engines and routers."""
 
 
 ALL = frozenset(Right)

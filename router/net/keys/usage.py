@@ -1,6 +1,6 @@
 """Counts what one identity uses in this process, and holds it against its limits. Pure.
 
-Law: what goes past a limit is refused before anything is done for it, and takes nothing of it.
+Law: a call or item past a limit is refused before any work for it, and uses nothing of the limit.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from router.net.keys.identity import Identity
 from router.request.refusal import Reason, Refusal
 
 PRUNE_S = 0.05
-"""Seconds between two looks at reservations that may have ended."""
+"""Least seconds between two checks which of an identity's reservations have ended."""
 MIB = 1 << 20
 
 
@@ -28,7 +28,7 @@ class Held(Protocol):
 
 
 class Bucket:
-    """A token bucket: lets `rate` pass in each second, and at most one second's amount at once."""
+    """A token bucket: lets an amount of `rate` pass each second, at most that of 1 s at once."""
 
     def __init__(self, rate: float, now_s: float) -> None:
         self.rate = rate
@@ -76,8 +76,8 @@ class Usage:
             raise self._over("mib_per_s", wait_s)
 
     def exceeded(self, size: int) -> None:
-        """Counts bytes that came beyond the announced size of a message, which `message` counted;
-        none is refused for them, but the next message waits until limits.mib_per_s allows them."""
+        """Counts bytes that a message has beyond its announced size, which `message` counted. The
+        message is not refused; later ones are until limits.mib_per_s allows these bytes."""
         if self._bytes is not None:
             self._bytes.owe(size, self._clock())
 

@@ -1,12 +1,12 @@
 """Opens listening sockets, and groups clients by address.
 
 Laws:
-- `[::]`, like no host at all, is every address of both families; on a host without IPv6, every IPv4
-  address. `0.0.0.0` is every IPv4 address;
-- a name is each of its addresses that this host has, on one port;
-- a Unix socket takes the place of one on which nothing listens, and of nothing else;
-- an IPv6 client is its /64, in which a host may take any address; one behind an IPv4-mapped address
-  is an IPv4 client.
+- `[::]`, or no host at all, means every address of both families; on a host without IPv6, every
+  IPv4 address. `0.0.0.0` means every IPv4 address;
+- a name means each of its addresses that this host has, on one port;
+- a Unix socket's file replaces that of a socket on which nothing listens, and no other file;
+- an IPv6 client is counted by its /64, in which a host may take any address; a client with an
+  IPv4-mapped address is counted as an IPv4 client.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _MISSING = frozenset(
 )
 """Errors for an address, or a family of addresses, that this host does not have."""
 _ATTEMPTS = 8
-"""Attempts to get a free port that every address of a name has."""
+"""Attempts to get one port that is free on every address of a name."""
 _MAPPED = bytes(10) + b"\xff\xff"
 UNIX_CLIENT = "unix"
 """The address of all clients of a Unix socket."""
@@ -82,7 +82,7 @@ def client_of(host: str) -> str:
 
 
 def _remove_stale(path: Path) -> None:
-    """Removes a socket that a process left behind."""
+    """Removes the file of a Unix socket on which nothing listens; leaves any other file."""
     try:
         if not S_ISSOCK(path.stat().st_mode):
             return
@@ -109,7 +109,8 @@ def _is_every(host: str) -> bool:
 def _all_bound(
     addresses: Sequence[tuple[socket.AddressFamily, tuple[object, ...]]], reuse_port: bool
 ) -> list[socket.socket]:
-    """Those that this host has; raises OSError if it has none, or another one can't be had."""
+    """Sockets listening on those addresses that this host has; raises OSError if it has none, or
+    an address is in use."""
     sockets: list[socket.socket] = []
     try:
         for left, (family, (host, port, *more)) in enumerate(addresses, 1 - len(addresses)):
@@ -133,7 +134,8 @@ def _bound(
     *,
     dual: bool = False,
 ) -> socket.socket:
-    """dual: with IPv4 clients, behind IPv4-mapped addresses."""
+    """A listening, non-blocking socket; raises OSError. dual: whether an IPv6 socket takes IPv4
+    clients, too, with IPv4-mapped addresses."""
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family != socket.AF_UNIX:

@@ -5,10 +5,11 @@ Laws:
 - at most connections_max are open, and of one client at most FREE_TIMES as many as there are free
   places: one client never takes all of a port, and a proxy that stands before all clients gets
   seven eighths of it;
-- past a bound, a further connection takes the place of one that has not begun, or has nothing to
-  do: of its own client's, or, on a full port, of the client's with most, if those are more than its
-  own; without such a one it is closed at once;
-- where the host has no room for a further one, the same connection makes room;
+- past a bound, a new connection replaces an open one that has not begun, or is idle: past its
+  client's part, one of that client; on a full port, one of the client with most connections, if
+  that client is the same or has more. With none to replace, the new connection is closed at once;
+- where the host has no descriptor left for a new connection, the one that a full port would replace
+  is closed;
 - a connection that has not begun begin_s after its acceptance is late. It begins when its TLS
   handshake and its first request's head, or HTTP/2's preface, are whole.
 """
@@ -25,7 +26,7 @@ from router.net.listener.held import PortHeld
 
 FREE_TIMES = 7
 LOOKED_AT = 64
-"""Connections of either kind that are looked at, at most, for one that makes room."""
+"""Most connections, not begun and begun each, that are checked to find one to replace."""
 REASONS = ("full", "address", "slow_head", "idle", "malformed", "tls", "keepalive", "age", "held")
 """Why a port closed a connection by itself. full: past connections_max, or to make room then.
 address: past its client's part, or to make room then. slow_head: TLS, or a request's head, took too
@@ -58,19 +59,19 @@ class Begins(Protocol):
 
 
 class Place:
-    """The entry of one connection."""
+    """One open connection, as its port counts it."""
 
     __slots__ = ("client", "close", "open", "served_by", "until_s")
 
     def __init__(self, client: str, until_s: float) -> None:
         self.client = client
         self.close: Callable[[], object] = lambda: None
-        """Closes the connection at once, as its owner has it."""
+        """Closes the connection at once; set by the part that has its socket."""
         self.until_s = until_s
-        """When it is late, unless it has begun."""
+        """Loop time from which the connection is late, unless it has begun."""
         self.open = True
         self.served_by: Begins | None = None
-        """None: its TLS handshake is not over."""
+        """Protocol object that serves the connection; None: its TLS handshake is not over."""
 
     @property
     def begun(self) -> bool:
@@ -85,9 +86,9 @@ class _Client:
     def __init__(self) -> None:
         self.open = 0
         self.waiting: dict[Place, None] = {}
-        """Those that had not begun when they were last looked at; the oldest first."""
+        """Connections that had not begun when they were last checked; the oldest first."""
         self.begun: dict[Place, None] = {}
-        """The others; those that were looked at last are last."""
+        """Connections that have begun; those checked last are last."""
 
 
 class Connections:
@@ -101,11 +102,11 @@ class Connections:
         self.closed: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         """Connections that the port itself closed, by reason."""
         self.held: PortHeld | None = None
-        """Bytes that are kept for the peers; None: of a port that keeps no account."""
+        """Counter of the bytes that the port's connections hold; None: the port counts none."""
         self._clients: dict[str, _Client] = {}
         self._waiting: dict[Place, None] = {}
         self._begun: dict[Place, None] = {}
-        """Connections of all clients that have begun; those that were looked at last are last."""
+        """Connections of all clients that have begun; those checked last are last."""
         self._left = asyncio.Event()
 
     @property
@@ -120,7 +121,7 @@ class Connections:
 
     @property
     def late_s(self) -> float | None:
-        """Time when the next connection may be late; None: no connection can be."""
+        """Loop time at which the next connection may be late; None: no connection can be."""
         return next(iter(self._waiting)).until_s if self._waiting else None
 
     def unserved(self) -> list[Place]:
@@ -160,7 +161,8 @@ class Connections:
             del self._clients[place.client]
 
     def give_up_one(self) -> Place | None:
-        """The connection to close because the host has no room for another; None: there is none."""
+        """Removes and returns the connection to close because the host has no descriptor left for
+        another; None: there is none."""
         place = self._heaviest()
         if place is not None:
             self.closed["full"] += 1
@@ -187,7 +189,8 @@ class Connections:
         return late
 
     def _room(self, client: str) -> tuple[str, Place | None]:
-        """The bound that a further connection meets, or ""; and the place that it may have."""
+        """The bound that a new connection of a client exceeds, "full" or "address", or ""; and the
+        open connection that it may replace, or None."""
         known = self._clients.get(client)
         held = known.open if known is not None else 0
         free = self.bounds.connections_max - self.open
@@ -202,7 +205,8 @@ class Connections:
         return "full", other if self._clients[other.client].open > held else None
 
     def _heaviest(self) -> Place | None:
-        """One that makes room, of the client with most connections."""
+        """The connection to replace, not begun or idle, of the client with most connections; None:
+        there is none."""
         return max(
             (*self._not_begun(self._waiting), *_idle(self._begun)),
             key=lambda place: self._clients[place.client].open,
@@ -217,7 +221,7 @@ class Connections:
                 yield place
 
     def _looked_at(self, place: Place) -> None:
-        """The place has begun, or is over."""
+        """Takes a connection that has begun, or is over, off those that have not begun."""
         known = self._clients[place.client]
         self._waiting.pop(place, None)
         known.waiting.pop(place, None)

@@ -1,8 +1,8 @@
 """Bounds on the bytes that a port keeps in memory, received or to be sent. Pure.
 
-Held are: messages until their handlers take them, as they came, packed or not; bytes that a peer
-has no room for yet; and open streams, by STREAM_BYTES each, and HANDLER_BYTES more for each that a
-handler reads.
+Counted as held are: messages as they came, compressed or not, until their handlers take them; bytes
+of answers that a peer has no room for yet; STREAM_BYTES for each open stream, and HANDLER_BYTES
+more for each whose handler is streaming.
 
 Laws:
 - a connection holds HELD_MAX bytes at most: what would exceed that ends its call;
@@ -16,11 +16,11 @@ from collections.abc import Callable
 HELD_MAX = 128 << 20
 PORT_HELD_MAX = 256 << 20
 STREAM_BYTES = 2048
-"""What an open stream takes besides the bytes that wait in it, roughly."""
+"""Bytes counted for an open stream, besides those that wait in it: roughly its memory."""
 HANDLER_BYTES = 8192
-"""What the task of a streaming request takes, roughly."""
+"""Bytes counted for the task of a streaming call's handler: roughly its memory."""
 MESSAGE_BYTES = 128
-"""The same of a message that waits for its handler."""
+"""Bytes counted for a message that waits for its handler, besides its content."""
 
 
 class PortHeld:
@@ -54,12 +54,13 @@ class Held:
         self._open = False
 
     def open(self) -> None:
-        """Called when the connection has begun."""
+        """Called when the connection is made; before, `take` takes no bytes."""
         self._open = True
         self._port.connections.add(self)
 
     def take(self, size: int) -> bool:
-        """Adds bytes; False: they would exceed the bound, and are not added."""
+        """Adds bytes; False: none were added, since they would exceed the bound, or the connection
+        is not open."""
         held = self.bytes + size
         if held > self.bytes_max or not self._open:
             return False

@@ -42,5 +42,5 @@ class HttpBounds:
 
     @property
     def port(self) -> PortBounds:
-        """The bounds on the number and age of connections."""
+        """The bounds on the number of connections, and on the seconds until one begins."""
         return PortBounds(self.connections_max, self.head_timeout_s)

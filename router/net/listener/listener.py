@@ -1,16 +1,16 @@
 """Accepts the connections of one port, and sees them through their TLS handshake.
 
 The first byte of a connection says whether it has TLS (0x16 begins a handshake), so that one port
-can take both: gateways come either way, some without a choice.
+serves both: some gateways connect with TLS, others without, and some can't choose.
 
 Laws:
 - every port of the router has its connections from here, with the bounds of Connections;
 - a connection has its place from its acceptance on, and gives it back on every way out;
 - until its first byte a connection costs its socket, until the end of its handshake its TLS state:
   what serves it is made after that;
-- nothing that serves a connection refers to itself once that is over: it is freed at once, and not
-  when Python looks for cycles, which is seldom (router/app/cli/run.py);
-- a port of one protocol with TLS takes no connection that has not agreed on it (ALPN);
+- once a connection is over, no object that served it is in a reference cycle: objects are freed at
+  once, and not when Python looks for cycles, which is seldom (router/app/cli/run.py);
+- where a port names a protocol, it takes no connection with TLS that has not agreed on it by ALPN;
 - whatever comes, a turn of the event loop accepts ACCEPTED_TURN connections, begins
   HANDSHAKES_TURN handshakes, and closes LATE_TURN that are late, at most.
 """
@@ -40,14 +40,14 @@ from router.net.listener.seldom import Seldom
 
 ACCEPTED_TURN = 16
 HANDSHAKES_TURN = 4
-"""A handshake's first step costs about 1 ms."""
+"""TLS handshakes that begin in one turn: the first step of each costs about 1 ms."""
 HANDSHAKE_SPARE_S = 10.0
 LATE_TURN = 256
 NO_DESCRIPTORS_S = 0.1
 """Seconds from a failed attempt to accept a connection to the next one."""
 LINGER_S = 1.0
-"""Seconds for which the rest of a refused request is read, so that its client gets to see the
-answer, and a connection that is given up may say so."""
+"""Seconds for which the rest of a refused request is read, so that its client sees the answer; also
+those after which an idle connection that was closed to make room is aborted."""
 _LINGER_BYTES = 1 << 20
 _LINGER_READ = 1 << 16
 _TLS_HANDSHAKE = 0x16
@@ -56,10 +56,10 @@ NO_TLS = (
     b"HTTP/1.1 400 Bad Request\r\nServer: kvroute\r\nContent-Type: text/plain\r\n"
     b"Content-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(_SPEAKS_TLS), _SPEAKS_TLS)
 )
-"""What a client that speaks plain HTTP/1 to a port with TLS gets."""
+"""Answer to a client that speaks plain HTTP/1 to a port with TLS."""
 _HTTP2 = b"PRI "
-"""The first bytes of HTTP/2 without TLS: its clients take no answer of HTTP/1, and try without end
-to send a call again that HTTP/2 itself refuses."""
+"""The first bytes of HTTP/2 without TLS. On a port with TLS its clients get no answer: they can't
+read one of HTTP/1, and would send a call again without end that HTTP/2 refuses."""
 
 log = logging.getLogger("kvroute.connections")
 
@@ -68,7 +68,7 @@ class Serves(Begins, Protocol):
     """Interface: an asyncio protocol that serves a connection, and calls `left` at its end."""
 
     def give_up(self) -> None:
-        """Closes the connection if it is idle."""
+        """Closes the connection, which is idle."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
 
@@ -78,11 +78,11 @@ class Speaks:
     """The protocols of a port."""
 
     tls: Callable[[], ssl.SSLContext | None] = lambda: None
-    """The TLS context in force now; None: connections with TLS are closed."""
+    """Returns the present TLS context; None: connections with TLS are closed."""
     plain: bool = True
-    """Else connections without TLS are closed."""
+    """Whether connections without TLS are served; False: they are closed."""
     alpn: str | None = None
-    """What connections with TLS must have agreed on; None: anything."""
+    """Protocol on which connections with TLS must have agreed by ALPN; None: any."""
 
 
 class Listener:
@@ -108,7 +108,7 @@ class Listener:
         self._path: Path | None = None
         """The file of a Unix socket; None: there is none."""
         self._hellos: deque[tuple[socket.socket, Place]] = deque()
-        """Connections whose handshake is to begin."""
+        """Connections whose TLS handshake is to begin, with their places."""
         self._late: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._full = Seldom(log)
@@ -117,7 +117,7 @@ class Listener:
         self.port = 0
 
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> None:
-        """Listens; raises OSError."""
+        """Listens on a host's addresses, port 0: a free one; raises OSError."""
         self._listen(await listening(host, port, reuse_port=reuse_port))
         self.port = self._sockets[0].getsockname()[1]
 
@@ -142,7 +142,7 @@ class Listener:
             try:
                 self._path.unlink(missing_ok=True)
             except OSError as error:  # the next router replaces a socket that nobody serves
-                log.warning("%s can't be removed: %s", self._path, error.strerror)
+                log.warning("Unix socket %s can't be removed: %s", self._path, error.strerror)
             self._path = None
         if self._late is not None:
             self._late.cancel()
@@ -179,7 +179,7 @@ class Listener:
         if place is None:
             peer.close()
             open_ = self._connections.open
-            words = "a connection of %s is closed: it is over a bound, with %d open ones"
+            words = "a connection of %s is closed: the port or this client has too many, %d in all"
             self._warn(self._full, words, unmapped(host), open_)
             return
         peer.setblocking(False)
@@ -203,7 +203,7 @@ class Listener:
         for place in late:
             place.close()
         if late:
-            words = "%d connections have not begun after %g s, and are closed"
+            words = "%d connections are closed: no whole TLS or first request head after %g s"
             self._warn(self._failed, words, len(late), self._connections.bounds.begin_s)
         self._watch()
 
@@ -265,7 +265,7 @@ class Listener:
                 self._warn(self._failed, words, place.client, error)
 
     def _enter(self, place: Place, transport: asyncio.Transport) -> None:
-        """The handshake is over."""
+        """Gives a connection, after any TLS handshake, its protocol; closes it if ALPN failed."""
         if not place.open:
             transport.abort()
             return
@@ -283,7 +283,7 @@ class Listener:
         serving.connection_made(transport)
 
     def _left(self, place: Place) -> None:
-        """A connection that was served is over."""
+        """Frees the place of a connection that was served and is over."""
         self._connections.leave(place)
         place.served_by, place.close = None, _nothing
 
@@ -321,7 +321,7 @@ class Listener:
         task.add_done_callback(partial(self._over, peer, place))
 
     def _over(self, peer: socket.socket, place: Place, task: asyncio.Task[None]) -> None:
-        """The work for a connection is over, or was cancelled before its first step."""
+        """Closes a connection whose task is over, or cancelled, without a protocol to serve it."""
         self._tasks.discard(task)
         if place.served_by is None:
             self._end(peer, place)
@@ -332,7 +332,7 @@ class Listener:
 
 
 class _Doorway(asyncio.Protocol):
-    """Stands for a connection until its handshake is over."""
+    """First protocol of a connection: calls `enter`, after the TLS handshake if there is one."""
 
     def __init__(self, enter: Callable[[asyncio.Transport], None]) -> None:
         self._enter = enter

@@ -4,7 +4,7 @@ import logging
 from math import inf
 
 LOG_S = 10.0
-"""Least seconds between two log lines about connections that broke their protocol or a bound."""
+"""Least seconds between two log lines of one subject, such as refused connections."""
 
 
 class Seldom:
@@ -15,7 +15,7 @@ class Seldom:
         self._level = level
         self._logged_s = -inf
         self._more = 0
-        """Lines left out since the last one."""
+        """Number of lines left out since the last logged one."""
 
     def log(
         self, now_s: float, words: str, *about: object, error: BaseException | None = None

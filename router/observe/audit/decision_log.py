@@ -2,7 +2,7 @@
 
 The event loop takes a decision's numbers (router/observe/audit/logged_decision.py), or a refusal's
 (router/observe/audit/logged_refusal.py), and puts them in a queue; the thread encodes and writes
-them. Nothing waits for the disk: what finds the queue full is dropped and counted.
+them. No request waits for the disk: a line that finds the queue full is dropped and counted.
 
 Laws:
 - lines = written + dropped + failed + those in the queue;
@@ -29,11 +29,11 @@ from router.request.refusal import Refused
 QUEUE_MAX = 1024
 """Lines that wait to be written; of 64 workers about 20 KB each."""
 SWITCHES_MAX = 8
-"""Changes of files that wait for the lines before them."""
+"""Most changes of the log's file that wait in the queue for the lines before them."""
 FILES = 4
-"""Files of the log, the current one included: a change of files loses a quarter of what is kept."""
+"""Files of the log, the current one included: a rotation drops a quarter of the lines kept."""
 CLOSE_S = 5.0
-"""How long a stop waits for the disk."""
+"""Most seconds that a stop waits for the disk."""
 RESULTS = ("written", "dropped", "failed")
 
 log = logging.getLogger("kvroute.decisions")
@@ -41,7 +41,7 @@ log = logging.getLogger("kvroute.decisions")
 
 @dataclass(frozen=True, slots=True)
 class _Switch:
-    """Lines behind this one in the queue go to other files; None: there are none."""
+    """Entry of the queue: the lines behind it go to `files`; None: they are not written."""
 
     files: "RotatedFiles | None"
 
@@ -67,7 +67,8 @@ class DecisionLog:
     def use(self, settings: DecisionLogSettings) -> None:
         """Writes to the configured file from now on; queued lines go to the file of their time.
 
-        Raises ConfigError, and changes nothing, when the file can't be written, or the disk hangs.
+        Raises ConfigError, and changes nothing, when the file can't be written, or when earlier
+        changes of the file still wait for the disk, SWITCHES_MAX of them or more.
         """
         if _place(settings) != _place(self._settings):
             files = None if settings.file is None else _opened(settings, Path(settings.file))
@@ -83,7 +84,7 @@ class DecisionLog:
         self._settings = settings
 
     def watch(self, decision: Decision) -> None:
-        """Queues the line of a decision that is about to be carried out."""
+        """Queues the line of a decision, before anything of it is reserved."""
         if self._has_room():
             self._queue.put_nowait(capture(decision, self._replica, self._settings.hashes))
 
@@ -120,7 +121,7 @@ class DecisionLog:
                 except OSError as error:
                     self.lines["failed"] += 1
                     if not complained:
-                        log.error("writing %s failed: %s", files.file, error)
+                        log.error("writing decision log %s failed: %s", files.file, error)
                     complained = True
                 else:
                     self.lines["written"] += 1
@@ -168,7 +169,7 @@ class RotatedFiles:
         again.
         """
         if len(line) > self._bytes_max:
-            raise OSError(f"a line has {len(line)} bytes, more than a file may have")
+            raise OSError(f"a line has {len(line)} bytes, more than a file may have (max_mib / 4)")
         if self._open is None:
             self.open()
         if self._size + len(line) > self._bytes_max:

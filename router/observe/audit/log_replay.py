@@ -1,7 +1,7 @@
-"""Another policy on logged decisions: agreement, and predicted differences. Pure.
+"""Scores logged decisions by another policy: its agreement, and predicted differences. Pure.
 
-Each decision is judged in the fleet as it was then, which the policy that decided had filled. Of
-refusals a policy can change few: a full, drained or otherwise unfit worker is so for every policy.
+Each decision is scored with the fleet's state of that time, which the deciding policy had caused.
+A policy can change few refusals: a full, drained or otherwise unfit worker is so for every policy.
 Only a refusal for costs that were not numbers may be a pick by another policy.
 """
 
@@ -31,7 +31,7 @@ class SecondOpinion:
     agreements: Counter[Agreement] = field(default_factory=Counter)
     prompt_tokens: int = 0
     overlap_tokens: float = 0.0
-    """Usable, of the picks."""
+    """Usable overlap of the picks."""
     more_overlap_tokens: float = 0.0
     """Usable overlap that the policy's own choices would have had more than the picks."""
     ttft_s: float = 0.0
@@ -39,7 +39,7 @@ class SecondOpinion:
     sooner_s: float = 0.0
     """Seconds to the first token that the policy's own choices would have saved."""
     active_slots: float = 0.0
-    """Requests on the workers that were picked."""
+    """Requests on the picked workers, summed over decisions."""
     more_active_slots: float = 0.0
     refusals: Counter[str] = field(default_factory=Counter)
     """Requests that got no worker, by reason."""
@@ -87,7 +87,7 @@ class SecondOpinion:
         self.taken += would_pick(scores, can & np.isfinite(scores.costs)) is not None
 
     def _guard(self, line: LoggedDecision) -> GuardSettings | None:
-        """The guard of this policy's picks when the line was written."""
+        """The guard that this policy's picks had when the line was written; None: none."""
         return line.guard if line.guard and line.guard.looks_at(self.policy.name) else None
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A decision as one line of JSON, and the candidates made of it again. Pure.
+"""A line of the decision log: one decision as JSON, and the candidates made of a line. Pure.
 
 A line has all that policies read of the workers, so that another policy's choice can be computed
 from it. It has no prompt, no tokens, no session and no tenant; hashes of prompt and session only
@@ -36,7 +36,7 @@ from router.request.request import Request
 VERSION = 1
 
 Numbers: TypeAlias = list[float | None]
-"""A number a row; None: unknown."""
+"""One number for each row; None: unknown."""
 
 
 class NoHashes(LookupError):
@@ -44,7 +44,7 @@ class NoHashes(LookupError):
 
 
 class LoggedRates(msgspec.Struct, frozen=True):
-    """The PrefillColumns of a line."""
+    """The prefill rates and waits of a line's rows: see router/fleet/rates.py, PrefillColumns."""
 
     mean_work: float
     rate: list[float]
@@ -54,8 +54,8 @@ class LoggedRates(msgspec.Struct, frozen=True):
 
 
 class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line. Lists have an entry a row; columns of zeros are left out, and of numbers that no
-    engine has."""
+    """A line of the decision log. Lists have an entry for each row, which is a candidate; columns
+    of zeros are left out, and columns of numbers that no engine has."""
 
     v: int
     at_s: float
@@ -64,37 +64,37 @@ class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
     request_id: str
     model: str
     policy: str
-    """Name of the replica that decided."""
+    """Name of the policy that decided."""
     prompt_tokens: int
     workers: list[tuple[str, int]]
-    """Id and rank."""
+    """Worker id and rank of each row."""
     picked: int | None
-    """The row; None: no worker could be picked, and the line is part of a refusal's."""
+    """The picked row; None: no worker could be picked, and the line is part of a refusal's."""
     tied: int
     """Rows that shared the lowest cost."""
     costs: Numbers
     columns: dict[str, Numbers]
     """Columns of router/decide/policies/candidates.py, by name."""
     overlap_tokens: dict[str, list[int]]
-    """Raw, usable, and by tier, before any trust."""
+    """Tokens of overlap: raw, usable, and by tier; before they are multiplied by trust."""
     prefill: LoggedRates
     reservation_id: str = ""
-    """Empty: no worker was picked."""
+    """Id of the pick's reservation; empty: no worker was picked."""
     parameters: dict[str, float] = {}
-    """The policy's."""
+    """Parameters of the policy."""
     excluded: list[tuple[int, str]] = []
-    """Rows that could not be picked, and why."""
+    """Rows that could not be picked, each with its reason."""
     blocks_in_use: list[float] = []
     others_waiting: list[float] = []
     recent_blocks: list[float] = []
     invested_tokens: list[float] = []
     kv_distance: list[float] = []
     own_numbers: dict[str, Numbers] = {}
-    """The operator's own (events/engines/numbers.py), by name; all that some engine has."""
+    """The operator's own numbers (events/engines/numbers.py), by name; all that some engine has."""
     of_session: list[int] = []
-    """The row that the session's last request went to."""
+    """Rows of the worker to which the session's last request went; empty: none."""
     places: list[tuple[str, str, str]] = []
-    """Host, rack and cluster, where labels tell."""
+    """Host, rack and cluster of each row, from workers' labels; empty: no worker has these."""
     output_tokens: int | None = None
     """Output tokens that the request expected."""
     guard: GuardSettings | None = None
@@ -102,9 +102,9 @@ class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
     cheapest: int | None = None
     """The row that would have been picked by its cost, where the guard moved the pick."""
     affinity_bonus: float | None = None
-    """Cost taken off the row of_session; None: nothing was, or the release knew no affinity."""
+    """Cost subtracted for the row of_session; None: none was, or the release had no affinity."""
     affinity_key: str | None = None
-    """16 hexadecimal digits, if hashes are logged."""
+    """Hash of the session or the prompt, 16 hexadecimal digits, if hashes are logged."""
     prefixes: str | None = None
     """PrefixHashes, 16 hexadecimal digits each, if hashes are logged."""
 
@@ -199,7 +199,7 @@ def checked(line: LoggedDecision) -> LoggedDecision:
     if line.prompt_tokens < 1 or not all(0 <= row < count for row in rows):
         raise ValueError("the line names a row that does not exist, or its prompt has no tokens")
     if not all(rate > 0 and isfinite(rate) for rate in line.prefill.rate):
-        raise ValueError("a rate in the line is not above 0")
+        raise ValueError("a prefill rate in the line is not above 0")
     return line
 
 
@@ -228,7 +228,7 @@ def reasons(line: LoggedDecision) -> list[str]:
 
 
 _UNSAID = [0.0] * NUMBERS_FROM + [nan] * (len(COLUMNS) - NUMBERS_FROM)
-"""What all rows of a column have that is left out."""
+"""Value of each of COLUMNS in all rows, where a line leaves the column out."""
 _SOME_SESSION = "logged"
 """Stands for the id of a session, which lines don't have."""
 _DECODER = msgspec.json.Decoder(LoggedDecision)
@@ -269,7 +269,7 @@ class _LoggedCandidates(Candidates):
     @override
     def affinity_key(self) -> int:
         if self._line.affinity_key is None:
-            raise NoHashes("this policy needs hashes, which the log lacks (decision_log.hashes)")
+            raise NoHashes("this policy needs hashes, which the log lacks: see decision_log.hashes")
         return int(self._line.affinity_key, 16)
 
     @property

@@ -34,7 +34,7 @@ class LoggedRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
     entries: dict[str, int] = {}
     """How many entries the request's lists and maps had, by the contract's names."""
     exclusions: dict[str, int] = {}
-    """Why workers could not take it, and how many each."""
+    """Reason why workers could not take the request -> number of these workers."""
     decision: LoggedDecision | None = None
     """The decision that ended without a pick; None: no worker was scored."""
 

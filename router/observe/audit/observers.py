@@ -26,11 +26,11 @@ class Watchers:
         self._configured: list[Sampled] = []
         self._looking: dict[str, Sampled] = {}
         self.timed = False
-        """Whether a watcher needs the times of all picks, by any policy: a timed shadow policy,
-        or the log, for its readers."""
+        """Whether an observer needs predicted times of all picks, by any policy: a timed shadow
+        policy, or the decision log, for replays of it."""
 
     def use(self, config: ServeConfig) -> None:
-        """Puts the configured observers in force; raises ConfigError, and changes nothing."""
+        """Puts the configured observers in force, or raises ConfigError and changes nothing."""
         routing, settings = config.routing, config.decision_log
         policy = shadow_policy(routing, configured(routing))
         self.log.use(settings)  # the last that may fail
@@ -49,8 +49,8 @@ class Watchers:
         self.timed = self.log.is_on or (self.shadow is not None and self.shadow.policy.timed)
 
     def look(self, looking: Sampled | None, viewer: str = "console") -> None:
-        """Sets the console's observer beside the configured ones, and replaces its earlier one;
-        None: it observes no longer.
+        """Sets the observer of a viewer such as the console, beside the configured ones, in place
+        of its earlier one; None: removes it.
         """
         self._looking.pop(viewer, None)
         if looking is not None:

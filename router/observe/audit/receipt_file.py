@@ -33,7 +33,7 @@ def read_receipts(content: bytes) -> Receipts | LoggedDecision:
             raise ValueError(f"no receipt: {_broken(content, error)}") from error
         return _of_bytes(content)
     if not isinstance(tree, dict):
-        raise ValueError("a receipt in JSON is an object")
+        raise ValueError("no receipt: a receipt in JSON must be an object")
     if "v" in tree:
         return _of_line(content)
     receipts = {key for key in ("receipt", "prefillReceipt", "prefill_receipt") if key in tree}
@@ -46,15 +46,15 @@ def read_receipts(content: bytes) -> Receipts | LoggedDecision:
     if "reservationId" in tree or "reservation_id" in tree:
         raise ValueError("an answer without a receipt: its request had set omit_receipt")
     if "picked" not in tree and "formula" not in tree:
-        raise ValueError(f"no receipt: it has {_some(tree)}")
+        raise ValueError(f"no receipt: the JSON has {_some(tree)}")
     return Receipts(_of_dict(tree))
 
 
 def _broken(content: bytes, error: Exception) -> str:
     lines = len(content.split(b"\n")) - content.endswith(b"\n")
     if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
-        return f"several things in {lines} lines; give one of them"
-    return f"JSON that breaks off or is none ({error})"
+        return f"several JSON values in {lines} lines; give one of them"
+    return f"JSON that breaks off or is invalid ({error})"
 
 
 def _some(tree: dict[str, Any]) -> str:
@@ -65,7 +65,7 @@ def _some(tree: dict[str, Any]) -> str:
 def _of_dict(tree: object) -> router_pb2.Receipt:
     receipt = router_pb2.Receipt()
     if not isinstance(tree, dict):
-        raise ValueError("a receipt in JSON is an object")
+        raise ValueError("no receipt: a receipt in JSON must be an object")
     try:
         json_format.ParseDict(tree, receipt, ignore_unknown_fields=True)
     except json_format.ParseError as error:
@@ -77,14 +77,16 @@ def _of_line(content: bytes) -> LoggedDecision:
     try:
         line = logged_refusal.decode(content)
     except ValueError as error:
-        raise ValueError(f"neither a receipt nor a line of the decision log: {error}") from error
+        raise ValueError(
+            f"the file has neither a receipt nor a line of the decision log: {error}"
+        ) from error
     if isinstance(line, LoggedRefusal):
-        raise ValueError(f"the line of a refusal ({line.reason}): no worker was picked")
+        raise ValueError(f"the line is of a refusal ({line.reason}): no worker was picked")
     return line
 
 
 def _of_bytes(content: bytes) -> Receipts:
-    # An answer first: nothing else has a receipt where it has its own.
+    # An answer is tried first: no other message has a receipt in the field of an answer's receipt.
     for kind in (router_pb2.RouteResponse, router_pb2.Explanation):
         message = kind()
         try:
@@ -98,7 +100,9 @@ def _of_bytes(content: bytes) -> Receipts:
     with suppress(DecodeError):  # the error below covers all other bytes
         receipt.ParseFromString(content)
     if not _is_one(receipt):
-        raise ValueError("neither JSON nor the bytes of a receipt, an answer or an explanation")
+        raise ValueError(
+            "the file is neither JSON nor the bytes of a receipt, an answer or an explanation"
+        )
     return Receipts(receipt)
 
 

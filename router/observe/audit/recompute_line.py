@@ -14,11 +14,11 @@ from router.observe.audit.logged_decision import LoggedDecision, NoHashes, candi
 from router.observe.audit.recompute_receipt import FormulaError, Recomputed, Verdict
 
 ROWS = 2
-"""Rows of a verdict: the pick, and the cheapest of the others."""
+"""Most rows of a verdict: the pick, and the cheapest of the others."""
 
 
 def check_line(line: LoggedDecision) -> Verdict:
-    """Recomputes all costs of a line, and whether its pick follows from them. Raises FormulaError.
+    """Recomputes all costs of a line, and checks that its pick follows. Raises FormulaError.
 
     Costs are computed by the policy's code, to the last bit, not by the formula that people read.
     """
@@ -35,7 +35,7 @@ def check_line(line: LoggedDecision) -> Verdict:
     excluded = reasons(line)
     complaints = [
         f"{_name(line, row)}: the line says {logged.item(row)!r}, {policy.name} {costs.item(row)!r}"
-        " by the rules of this release"
+        " as the cost, by the rules of this release"
         for row in np.flatnonzero(
             (logged != costs) & ~(np.isnan(logged) & np.isnan(costs))
         ).tolist()
@@ -46,11 +46,11 @@ def check_line(line: LoggedDecision) -> Verdict:
         complaints.append(f"the pick is marked as excluded: {excluded[picked]}")
     elif scores.chances is not None:
         if not scores.chances[picked if line.cheapest is None else line.cheapest] > 0:
-            complaints.append("the pick was drawn by chances, and had none")
+            complaints.append("the pick was drawn by chances, and its chance was 0")
     elif costs[kept].min(initial=np.inf) < costs[picked]:
         complaints.append("another worker is cheaper than the pick")
     elif not kept[picked]:
-        complaints.append("the guard would not have left the pick there")
+        complaints.append("the guard would not have left the pick there: it is over its bounds")
     order = [row for row in np.argsort(costs, kind="stable").tolist() if can[row] and row != picked]
     shown = []
     for row in [picked, *order][:ROWS]:
@@ -77,8 +77,8 @@ def _policy(line: LoggedDecision) -> Policy:
     policy = POLICIES.get(line.policy)
     if policy is None:
         raise FormulaError(
-            f"policy {line.policy!r} is not one of ours; `kvroute replay-log --policy"
-            f" {line.policy}` asks a function of your own"
+            f"policy {line.policy!r} is not built in; `kvroute replay-log --policy {line.policy}`"
+            " computes costs by a function of your own"
         )
     numbers = {**policy.parameters, **line.parameters}
     try:

@@ -15,9 +15,10 @@ from kvroute.v1 import router_pb2
 from router.decide.decision.guard import COMPUTED, INVESTED
 
 TOLERANCE = 1e-9
-"""Relative: the same doubles, perhaps added up in another order."""
+"""Relative difference up to which costs agree: sums of the same doubles, perhaps in another order.
+"""
 FORMULA_MAX = 4096
-"""Characters."""
+"""Most characters of a formula."""
 
 _BINARY: dict[type, Callable[[float, float], float]] = {
     ast.Add: operator.add,
@@ -51,7 +52,7 @@ class Recomputed:
     """The cost that the receipt shows."""
     cost: float
     terms: Mapping[str, float]
-    """All that the formula could use."""
+    """Numbers that the formula can use, by name."""
 
     @property
     def agrees(self) -> bool:
@@ -61,18 +62,18 @@ class Recomputed:
     def mismatch(self) -> str:
         """Sentence about a cost that does not agree."""
         name = f"{self.worker_id}/{self.dp_rank}"
-        return f"{name}: the receipt says {self.shown!r}, its formula {self.cost!r}"
+        return f"{name}: cost {self.shown!r} in the receipt, {self.cost!r} by its formula"
 
 
 @dataclass(frozen=True, slots=True)
 class MovedFrom:
-    """The worker of the least cost, where the guard moved the pick
+    """The worker of the least cost, from which the guard moved the pick
     (router/decide/decision/guard.py).
     """
 
     row: Recomputed
     requests: float
-    """Requests in front of the request at this worker."""
+    """Requests ahead of the request at this worker."""
     wait_tokens: float
     picked_wait_tokens: float
     more_overlap_tokens: float
@@ -101,20 +102,21 @@ class Verdict:
     prompt_tokens: int
     candidates: int
     excluded: Mapping[str, int]
-    """Reason -> workers."""
+    """Reason of exclusion -> number of workers."""
     tied: int
     terms: Sequence[str]
     """Names of a row's terms, in the order of the table."""
     rows: list[Recomputed]
     """The pick, and the runner-up where there was one."""
     complaints: list[str]
-    """Contradictions; empty when the receipt holds."""
+    """Sentences, one for each contradiction; empty: the receipt holds."""
     moved_from: "MovedFrom | None" = None
     """Where the guard moved the pick from; None: the pick is the cheapest."""
 
 
 def check(receipt: router_pb2.Receipt) -> Verdict:
-    """Recomputes a receipt's rows, and whether the pick follows from them. Raises FormulaError."""
+    """Recomputes the costs of a receipt's rows, and checks that the pick follows from them. Raises
+    FormulaError."""
     if not receipt.HasField("picked"):
         raise FormulaError("the receipt has no row of a picked worker")
     shown = [receipt.picked, *([receipt.runner_up] if receipt.HasField("runner_up") else [])]
@@ -123,7 +125,7 @@ def check(receipt: router_pb2.Receipt) -> Verdict:
     drawn = "chance" in receipt.picked.terms
     first = receipt.guarded.cheapest if receipt.HasField("guarded") else receipt.picked
     if drawn and not first.terms["chance"] > 0:
-        complaints.append("the pick was drawn by chances, and had none")
+        complaints.append("the pick was drawn by chances, and its chance was 0")
     if not drawn and len(rows) > 1 and rows[0].cost > rows[1].cost and not _ties(*rows):
         complaints.append("the runner-up is cheaper than the pick")
     if receipt.HasField("guarded"):
@@ -148,7 +150,8 @@ def check(receipt: router_pb2.Receipt) -> Verdict:
 
 
 def evaluate(formula: str, numbers: Mapping[str, float]) -> float:
-    """Value of a formula. Names that it defines itself win over the given numbers."""
+    """Value of a formula. Names that the formula defines win over the given numbers. Raises
+    FormulaError."""
     if len(formula) > FORMULA_MAX:
         raise FormulaError(f"the formula has more than {FORMULA_MAX} characters")
     expression, *clauses = [part.strip() for part in formula.split(";")]
@@ -214,9 +217,9 @@ def _guard_complaints(receipt: router_pb2.Receipt) -> list[str]:
     if not (
         guarded.cheapest_wait_tokens > most and guarded.cheapest_requests > guarded.least_requests
     ):
-        complaints.append("the guard had no reason to move the pick")
+        complaints.append("the guard had no reason to move the pick: the cheapest is in its bounds")
     if guarded.picked_wait_tokens > most and guarded.picked_requests > guarded.least_requests:
-        complaints.append("the guard would not have left the pick there")
+        complaints.append("the guard would not have left the pick there: it is over its bounds")
     return complaints
 
 
@@ -237,15 +240,17 @@ def _value(node: ast.expr, known: Mapping[str, float]) -> float:
             return float(number)
         case ast.Name(id=name):
             if name not in known:
-                raise FormulaError(f"the receipt doesn't say what {name} is")
+                raise FormulaError(f"the formula uses {name}, which the receipt lacks")
             return known[name]
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             try:
                 result = _BINARY[type(op)](_value(left, known), _value(right, known))
             except ArithmeticError as error:
-                raise FormulaError(f"{ast.unparse(node)}: {error}") from error
+                raise FormulaError(
+                    f"the formula's {ast.unparse(node)} can't be computed: {error}"
+                ) from error
             if isinstance(result, complex):
-                raise FormulaError(f"{ast.unparse(node)} is a complex number")
+                raise FormulaError(f"the formula's {ast.unparse(node)} is a complex number")
             return result
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand, known)
@@ -265,4 +270,4 @@ def _value(node: ast.expr, known: Mapping[str, float]) -> float:
                 raise FormulaError(f"{name} in the formula has too few arguments")
             return float(_CALLS[name](*values))
         case _:
-            raise FormulaError(f"{ast.unparse(node)!r} is not arithmetic")
+            raise FormulaError(f"{ast.unparse(node)!r} in the formula is not arithmetic")

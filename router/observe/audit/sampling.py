@@ -1,7 +1,7 @@
 """Sampling of decisions for the shadow policy and the decision log; changes none. Pure.
 
-Of a decision that is due for a watcher all numbers are made; all others pay for one look at a
-counter.
+A decision that no watcher is due to get costs one check of a counter; for the others, all numbers
+that watchers read are made.
 
 Law: over many requests, each watcher sees its share of them, drawn at random, picks and refusals
 alike.
@@ -18,7 +18,7 @@ from router.request.refusal import Refused
 Watcher = Callable[[Decision], None]
 """Gets a decision before anything of it is reserved. May raise: the request goes on."""
 RefusalWatcher = Callable[[Refused], None]
-"""Gets a request that was refused. May raise, too."""
+"""Gets a request that was refused. May raise: the refusal stands."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,8 @@ class Watch:
         rng: random.Random,
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """watchers: see `use`. rng: for sampling only, so that observers do not change picks."""
+        """watchers: all observers. rng: for sampling only, so that observers do not change picks.
+        on_failure: called with the first error of a watcher."""
         self._rng = rng
         self._on_failure = on_failure
         self.failures = 0
@@ -76,7 +77,7 @@ class Watch:
             self._on_failure(error)
 
     def _gap(self, sampled: Sampled) -> int:
-        """Decisions to skip until the next drawn one."""
+        """A random number of decisions to skip, so that the observer gets its share of them."""
         if sampled.share >= 1:
             return 0
         return int(log(1.0 - self._rng.random()) / log(1.0 - sampled.share))

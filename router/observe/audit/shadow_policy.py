@@ -1,8 +1,8 @@
 """A shadow policy: scores decisions that another policy makes, and never acts. Pure.
 
 Gains and losses are differences of the router's predictions for both picks: tokens of usable
-overlap, and seconds to the first token (router/decide/policies/first_token.py). The state that the
-fleet would have under the shadow all along is only in a simulation (`kvroute simulate`).
+overlap, and seconds to the first token (router/decide/policies/first_token.py). How the fleet would
+be if the shadow policy decided all along, only a simulation shows (`kvroute simulate`).
 
 Law: picks do not depend on the shadow policy.
 """
@@ -42,15 +42,15 @@ class Agreement(StrEnum):
 
 
 class Difference(NamedTuple):
-    """Gains of a policy's own choice over the pick; the mean where the choice is drawn."""
+    """Gains of a policy's own choice over the pick; means over the choices where it is drawn."""
 
     agreement: Agreement
     overlap_tokens: float = 0.0
-    """Usable overlap, more than was taken."""
+    """Usable overlap of the choice less that of the pick, tokens."""
     ttft_s: float = 0.0
-    """Seconds by which the first token would have come sooner."""
+    """Seconds by which the choice's first token is predicted to come sooner."""
     active_slots: float = 0.0
-    """Requests on its worker, more than on the one that was picked."""
+    """Requests on the choice's worker less those on the picked worker."""
 
 
 def difference(
@@ -119,8 +119,8 @@ def would_pick(scores: Scores, can: Flags) -> Column | None:
 
 
 def _moved(chances: Column, costs: Column, can: Flags, passed_over: Flags) -> Column:
-    """Chances under the guard: a pick that it passes over goes to the cheapest of the others,
-    however it was made."""
+    """Chances of rows to be picked under the guard: those of the rows that it passes over go to the
+    cheapest of the other rows."""
     moved = float(chances[passed_over].sum())
     if not moved:
         return chances
@@ -148,7 +148,7 @@ class Shadow:
         return policy.name, policy.settings, policy.affinity_bonus, self._guard
 
     def watch(self, decision: Decision) -> None:
-        """Scores a decision that is about to be carried out."""
+        """Scores a sampled decision before its reservation, and counts how the pick compares."""
         if decision.policy.name == DECODE_ROOM.name:
             return  # made for room to decode in, about a prompt that may be computed elsewhere
         try:

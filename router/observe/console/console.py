@@ -26,7 +26,7 @@ from router.observe.views.tiles import standing_of
 
 ROUND_S = 1.0
 SAMPLES_PER_S = 2.0
-"""Decisions that are sampled while there are viewers."""
+"""Decisions and refusals sampled in a second, in the mean, while there are viewers."""
 SHARE_STEP = 2.0
 """Factor by which the share of sampled decisions must differ before it is changed."""
 TTFT = "ttft"
@@ -42,7 +42,7 @@ class Console:
         self.viewers = Viewers()
         self.failures = 0
         self.sampled = 0
-        """Decisions."""
+        """Number of sampled decisions."""
         self.prefixes = SharedPrefixes()
         self.decisions = Decisions(self._ttft)
         self.news = News()
@@ -111,7 +111,7 @@ class Console:
             await asyncio.sleep(0)  # other calls have a turn
 
     def watch(self, decision: Decision) -> None:
-        """Takes a sampled decision that is about to be carried out."""
+        """Keeps a sampled decision, before anything of it is reserved."""
         self.sampled += 1
         self.decisions.watch(decision)
         self.prefixes.watch(decision)
@@ -124,7 +124,7 @@ class Console:
         return [shown for reservation in known for shown in shown_of(reservation)]
 
     async def _wait_for_first(self) -> None:
-        """Ends when a viewer comes that no round has been for."""
+        """Returns when a viewer has come and there is no fresh round to show."""
         while True:
             await self._came.wait()
             if not self.rounds.is_fresh:
@@ -147,7 +147,8 @@ class Console:
         return Totals.of(self._subject.tally, self._subject.core.ttft_check, refused)
 
     def _wanted_share(self, now_s: float) -> float:
-        """The share of decisions that comes to SAMPLES_PER_S a second at the pace of late."""
+        """The share of decisions that gives SAMPLES_PER_S at the rate of picks since the last
+        round; the present share, where it differs by less than the factor SHARE_STEP."""
         picks, (before, at_s) = int(self._subject.tally.picks[0]), self._picks
         self._picks = picks, now_s
         elapsed_s = now_s - at_s
@@ -159,7 +160,7 @@ class Console:
         return wanted if apart >= SHARE_STEP else self._share
 
     def _sample(self, share: float) -> None:
-        """Samples such a share of the decisions from now on."""
+        """Sets the share of decisions that is sampled; 0: none."""
         if share == self._share:
             return
         self._share = share
@@ -170,5 +171,5 @@ class Console:
             self._subject.watchers.look(None)
 
     def _ttft(self) -> Policy | None:
-        """The policy that sampled decisions are held against."""
+        """The policy with which sampled decisions are compared; None: the router has none."""
         return self._subject.core.policies.get(TTFT)

@@ -1,4 +1,4 @@
-"""Which Host and Origin headers a browser may send. Pure.
+"""Checks of the Host and Origin headers of a browser's request. Pure.
 
 A page of another site can send a browser here, and a name of that site can be made to resolve to
 this address (DNS rebinding): the headers show both.

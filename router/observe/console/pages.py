@@ -1,9 +1,9 @@
 """The console over HTTP, on the port of the metrics: its files, sign-in, and server-sent events.
 
     GET    /console/            the page, and its files; they hold nothing of the fleet
-    GET    /console/session     200: signed in; 401: how to
+    GET    /console/session     200: signed in; 401: how to sign in
     POST   /console/session     {"token": KEY} -> a cookie
-    DELETE /console/session     ends it
+    DELETE /console/session     ends the session
     GET    /console/events      server-sent events
     GET    /console/decisions?id=ID   the picks of a request, a client or a reservation
 
@@ -38,11 +38,12 @@ from router.request.refusal import Reason, Refusal
 
 PATH = "/console"
 COOKIE = "kvroute_console_"
-"""And the end of the replica's name: routers on one host share the cookies of all its ports."""
+"""Beginning of the cookie's name, followed by the end of the replica's name: browsers send a host's
+cookies to all of its ports, so routers on one host need different names."""
 BODY_MAX = 16_384
-"""Bytes of a sign-in: an issuer's tokens have a few thousand."""
+"""Most bytes of a sign-in's body: an issuer's tokens have a few thousand."""
 ID_MAX = 1024
-"""Characters of an id that is looked for."""
+"""Most characters of an id in GET /console/decisions."""
 LOOK_S = 10
 """Messages, a second each, after which a viewer's key is looked up again."""
 SOCKET_BYTES = 256 * 1024
@@ -114,8 +115,8 @@ class ConsolePages:
         app.router.add_get(PATH + "/{name}", self._checked(self._page))
 
     def _checked(self, handler: Handler, *, own_page: bool = False) -> Handler:
-        """A handler behind the checks of Host and Origin, whose Refusal is an answer. own_page: an
-        Origin is needed."""
+        """A handler behind the checks of Host and Origin, which answers a Refusal with 401 or 403.
+        own_page: whether the request needs an Origin header."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             guarded = self._door is not None
@@ -189,7 +190,7 @@ class ConsolePages:
         await self._viewer(request)
         wanted = request.query.get("id", "")
         if not 0 < len(wanted) <= ID_MAX:
-            return _json(400, {"message": f"id has 1 to {ID_MAX} characters"})
+            return _json(400, {"message": f"the parameter id must have 1 to {ID_MAX} characters"})
         return _json(200, {"decisions": await turned(self.console.find(wanted))})
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
@@ -243,7 +244,7 @@ class ConsolePages:
         return True
 
     async def _viewer(self, request: web.Request) -> Identity | None:
-        """Whose request it is; None: callers need no keys. Raises Refusal."""
+        """The identity of a request's caller; None: callers need no keys. Raises Refusal."""
         if self._door is None:
             return None
         session = self._sessions.find(self._session_id(request), self._clock())
@@ -285,7 +286,7 @@ class ConsolePages:
 
 
 async def _body(request: web.Request) -> bytes:
-    """A small body; raises ValueError for a large one."""
+    """The body of a sign-in; raises ValueError for more than BODY_MAX bytes, or other than JSON."""
     if request.content_type != "application/json":
         raise ValueError("the body of a sign-in must be JSON")
     body = await request.content.read(BODY_MAX + 1)

@@ -19,7 +19,7 @@ class Session(NamedTuple):
     """One sign-in."""
 
     token: str
-    """The key, which is looked up again: one that was taken back ends the session."""
+    """The caller's key, which is checked again later: the session ends with a revoked key."""
     until_s: float
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 WAITING_MAX = 8
-"""Messages that a viewer has not taken yet."""
+"""Most messages that a viewer has not taken yet; one more drops the viewer."""
 ENDS = ("left", "slow", "signed_out", "stopped")
 """Why viewers ended; metric labels."""
 VIEWERS_MAX = 64
@@ -21,9 +21,9 @@ class Viewer:
     def __init__(self) -> None:
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(WAITING_MAX)
         self.end = ""
-        """Why it ended: see ENDS; empty: it has not."""
+        """Why the viewer ended, one of ENDS; empty: it has not."""
         self.has_all = False
-        """Whether it got the whole of a round, so that ticks go on from there."""
+        """Whether the viewer got the message `whole` of a round, to which ticks add changes."""
 
     async def next(self) -> bytes | None:
         """Waits for the next message; None: the viewer has ended."""

@@ -1,6 +1,6 @@
-"""Metric families of one line, for collectors, and those that several collectors share.
+"""Functions that make metric families for collectors, and the families that collectors share.
 
-A shared family has its text here; each collector gives its own series, and scrapes join them.
+A shared family has its text here; each collector gives its own series, and a scrape joins them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,7 +55,7 @@ def buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, f
 def counters(
     name: str, description: str, labels: Sequence[str], values: Values
 ) -> CounterMetricFamily:
-    """A counter family with these series."""
+    """A counter family with the series of `values`."""
     family = CounterMetricFamily(name, description, labels=labels)
     for names, value in values.items():
         family.add_metric(names, value)
@@ -63,7 +63,7 @@ def counters(
 
 
 def gauges(name: str, description: str, labels: Sequence[str], values: Values) -> GaugeMetricFamily:
-    """A gauge family with these series."""
+    """A gauge family with the series of `values`."""
     family = GaugeMetricFamily(name, description, labels=labels)
     for names, value in values.items():
         family.add_metric(names, value)
@@ -88,7 +88,7 @@ def counter(
 
 
 def forgotten(what: str, counts: Mapping[str, int]) -> CounterMetricFamily:
-    """counts: entries of the table `what` that were forgotten, by reason."""
+    """A counter family of entries of the table `what` that were forgotten. counts: by reason."""
     return counters(
         "kvroute_forgotten",
         "Entries of bounded tables that were forgotten: for want of room (no_room), for their age"
@@ -102,22 +102,23 @@ def forgotten(what: str, counts: Mapping[str, int]) -> CounterMetricFamily:
 
 FAILURES = (
     "kvroute_failures",
-    "Failures that end no request: an answer that could not be sent, a key's check, a policy of the"
-    " operator's (by kind; the default one decided), a look of shadow policy or decision log"
-    " (watch), a round of the console, a killed child process of prompts (by kind), the router's"
-    " relay or NATS server (started again).",
+    "Failures that end no request: of an answer that could not be sent (answer), the check of a key"
+    " (key), an operator's own policy (policy, by kind; the default one decided), the shadow policy"
+    " or decision log (watch), a round of the console, a killed child process of prompts"
+    " (prompt_child, by kind), the router's relay or NATS server (relay, nats; started again).",
 )
 """Name and help of the family."""
 
 
 def failures(what: str, counts: Mapping[tuple[str, str], int]) -> CounterMetricFamily:
-    """counts: failures of the part `what` by kind and policy, each empty where there is none."""
+    """A counter family of failures of the part `what`. counts: by kind and policy, each empty where
+    there is none."""
     values = {(what, *kind): count for kind, count in counts.items()}
     return counters(*FAILURES, ["what", "kind", "policy"], values)
 
 
 def failed(what: str, count: int) -> CounterMetricFamily:
-    """Failures of a part without kinds."""
+    """A counter family of failures of a part `what` that has no kinds."""
     return failures(what, {("", ""): count})
 
 
@@ -133,12 +134,12 @@ HELD_LABELS = ("what", "port")
 
 
 def held(what: str, size: float, port: str = "") -> GaugeMetricFamily:
-    """Bytes of one kind; port: of connections."""
+    """A gauge family of the bytes of one kind; port: for kind `connections` alone."""
     return gauges(*HELD, HELD_LABELS, {(what, port): size})
 
 
 def held_at_most(what: str, size: float) -> GaugeMetricFamily:
-    """The bound of `held(what)`, in bytes."""
+    """A gauge family of the bound of `held(what)`, in bytes."""
     return gauges(
         "kvroute_held_bytes_max",
         "Bounds of kvroute_held_bytes: of the index (index.memory_mib), of the queue"
@@ -169,12 +170,12 @@ KNOWN = (
 
 
 def known(what: str, count: float) -> GaugeMetricFamily:
-    """Entries of the table `what`."""
+    """A gauge family of the number of entries in the table `what`."""
     return gauges(*KNOWN, ["what"], {(what,): count})
 
 
 def records(what: str, counts: Mapping[str, int], results: Iterable[str]) -> CounterMetricFamily:
-    """Records of one kind by result; those of `results` are there from 0 on."""
+    """A counter family of one kind of records by result. results: those exported from 0 on."""
     return counters(
         "kvroute_records",
         "Lines for the decision log, and spans of sampled requests, by what became of them: sent to"
@@ -192,8 +193,8 @@ REFUSALS = (
 )
 BY_LOAD = (
     "kvroute_by_load",
-    "Requests that went by load, since they had no tokens, by the router's reason; fault: of the"
-    " picker itself.",
+    "Requests that went by load alone, since the router had no tokens of them, by its reason;"
+    " fault: a fault of the picker itself.",
 )
 OPEN_REQUESTS = (
     "kvroute_open_requests",

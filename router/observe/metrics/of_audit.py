@@ -25,14 +25,14 @@ def watch_metrics(watchers: Watchers) -> Iterator[Metric]:
 def _of_shadow(shadow: Shadow) -> Iterator[Metric]:
     yield counter(
         "kvroute_shadow_decisions",
-        "Decisions that the shadow policy scored, by what it says of the pick.",
+        "Decisions that the shadow policy scored, by its agreement with the pick.",
         "agreement",
         {agreement.value: count for agreement, count in shadow.decisions.items()},
         Agreement,
     )
     yield change(
         "kvroute_shadow_overlap_tokens",
-        "Usable overlap that the shadow policy's choices would have won or lost.",
+        "Usable overlap, in tokens, that the shadow policy's choices would have won or lost.",
         shadow.overlap_tokens,
     )
     yield change(

@@ -17,9 +17,9 @@ def hot_prefix_metrics(hot: HotPrefixes) -> Iterator[Metric]:
     withheld = {("withheld", reason): hot.reasons[reason] for reason in REASONS}
     yield counters(
         "kvroute_hot_prefix_copies",
-        "Copies of hot prefixes: begun; of these done, failed or cancelled; of those done used,"
-        " or useless: evicted before a use. withheld: by reason, a hot prefix that was not"
-        " copied when it was weighed, or not kept. Fates are not for adding up.",
+        "Copies of hot prefixes by fate: begun; of the begun ones done, failed or cancelled; of"
+        " the done ones used, or useless (evicted before a use); withheld, by reason: a hot prefix"
+        " that was considered and not copied, or not kept. Fates are not for adding up.",
         ["fate", "reason"],
         {**fates, **withheld},
     )

@@ -16,7 +16,7 @@ def discovery_metrics(discovery: KubernetesDiscovery) -> Iterator[Metric]:
     followed, watched = discovery.followed, discovery.watched
     yield gauge(
         "kvroute_discovery_in_step",
-        "1 while a watch of the pods stands, so that they are known as they are.",
+        "1 while a watch of the pods is open, so that the router knows their present state.",
         discovery.in_step,
     )
     yield gauges(

@@ -35,20 +35,20 @@ from router.observe.metrics.families import (
 
 
 def fleet_metrics(core: RouterCore, clock: Callable[[], float]) -> Iterator[Metric]:
-    """State of the core."""
+    """All metrics of the fleet, its index and streams, open requests, sessions and answers."""
     yield gauge("kvroute_ready", "1 once the router is ready to serve.", core.fleet.ready)
     unobserved = len(core.unobserved)
     yield gauges(
         "kvroute_reservations",
-        "Open reservations; by observer: whether their caller sees the answer (caller), or the"
-        " router takes the steps from the worker (worker).",
+        "Open reservations, by the observer of their requests' steps: the caller, which reports"
+        " them (caller), or the router, from the worker's events and load (worker).",
         ["observer"],
         {("caller",): len(core.reservations) - unobserved, ("worker",): unobserved},
     )
     yield counter(
         "kvroute_unobserved_steps",
-        "Steps of requests without an observer: prompts computed by the worker's events, and"
-        " requests finished by their engine's load.",
+        "Steps of requests that no caller reports, as the router infers them: prompts computed,"
+        " from the worker's events; requests finished, from their engine's load.",
         "step",
         {"prefill_done": core.unobserved.prefills, "finished": core.unobserved.ends},
         ("prefill_done", "finished"),
@@ -94,18 +94,22 @@ def _sessions(core: RouterCore) -> Iterator[Metric]:
 def _facts(core: RouterCore) -> Iterator[Metric]:
     view = core.fleet.view
     yield counter(
-        "kvroute_facts", "Facts applied.", "kind", view.facts, ("stored", "removed", "cleared")
+        "kvroute_facts",
+        "Facts about workers' blocks that the router applied to its index, by kind.",
+        "kind",
+        view.facts,
+        ("stored", "removed", "cleared"),
     )
     yield counter(
         "kvroute_publishers_shut_out",
-        "Times that a publisher that flooded a plane was not subscribed to for a while.",
+        "Times that the router unsubscribed for a while from a publisher that sent too much.",
         "plane",
         view.shut_out,
         PLANES,
     )
     yield counter(
         "kvroute_facts_dropped",
-        "Messages or facts that were not applied.",
+        "Messages or facts that were not applied, by reason.",
         "reason",
         view.dropped,
         (
@@ -157,7 +161,7 @@ def _recoveries(core: RouterCore) -> Iterator[Metric]:
     results = product(("ring", "snapshot"), ("ok", "failed"))
     yield counters(
         "kvroute_recoveries",
-        "Recoveries of streams.",
+        "Recoveries of streams, by source (ring or snapshot) and result.",
         ["how", "result"],
         {each: view.recoveries[each] for each in results},
     )
@@ -237,8 +241,8 @@ def _answers(core: RouterCore) -> Iterator[Metric]:
     )
     between = HistogramMetricFamily(
         "kvroute_time_per_output_token_seconds",
-        f"Mean time between the tokens of an answer of at least {TOKENS_MIN + 1} whose first"
-        " was reported.",
+        f"Mean time between the tokens of an answer of at least {TOKENS_MIN + 1} tokens whose"
+        " first token was reported.",
         labels=labels,
     )
     lengths = HistogramMetricFamily(
@@ -279,7 +283,7 @@ def _self_check(core: RouterCore) -> Metric:
     self_check = core.fleet.self_check
     return counter(
         "kvroute_self_checks",
-        "Reported cached tokens held against predicted ones.",
+        "Comparisons of reported cached tokens with predicted ones.",
         "result",
         {result.value: count for result, count in self_check.results.items()},
         tuple(CheckResult),

@@ -9,7 +9,7 @@ from router.observe.metrics.families import held
 
 
 def http_metrics(*ports: Connections) -> Iterator[Metric]:
-    """Counters of ports' connections. A registry has one collector of these."""
+    """Connections of all these ports, open and closed. A registry has one such collector."""
     connections = GaugeMetricFamily(
         "kvroute_http_connections",
         "Connections of HTTP ports: all that are open (open); those without a whole TLS"
@@ -19,7 +19,7 @@ def http_metrics(*ports: Connections) -> Iterator[Metric]:
     )
     closed = CounterMetricFamily(
         "kvroute_http_connections_closed",
-        "Connections that an HTTP port closed by itself, by the bound that they met.",
+        "Connections that an HTTP port closed by itself, by reason (docs/security.md).",
         labels=["port", "reason"],
     )
     for port in ports:

@@ -17,7 +17,7 @@ def key_metrics(followed: Followed, door: Door | None) -> Iterator[Metric]:
     yield counters(*READS, READS_LABELS, dict(sorted(reads.items())))
     yield counters(
         "kvroute_key_limit_refusals",
-        "Calls and items past a limit of their identity.",
+        "Calls, and items of streams, refused past a limit of their identity.",
         ["identity", "limit"],
         {} if door is None else dict(sorted(door.refused().items())),
     )

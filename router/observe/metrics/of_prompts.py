@@ -55,10 +55,10 @@ def _checks(prompts: Prompts) -> Metric:
     models = sorted({*prompts.models, *prompts.differences})
     return counters(
         "kvroute_prompt_checks",
-        "Checks of prompts' tokens without a good end: the router's own tokens, or their count,"
-        " differed from an engine's (different, by model); the router's own were used unproven"
-        " (unverified); an engine's answer was no tokens of its prompt, or came too late"
-        " (unusable); a comparison after the fact was due and not made (left_out).",
+        "Checks of prompts' tokens that ended without agreement: the router's own tokens, or their"
+        " count, differed from an engine's (different, by model); the router's own were used"
+        " unproven (unverified); an engine's answer had no tokens of its prompt, or came too late"
+        " (unusable); a comparison after the request was due and not made (left_out).",
         ["result", "model"],
         {
             **{("different", model): prompts.differences[model] for model in models},

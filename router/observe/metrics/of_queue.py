@@ -123,9 +123,9 @@ def _wholes(admission: Admission) -> Iterator[Metric]:
     )
     yield counters(
         "kvroute_queue_requests",
-        "Requests that no worker had room for: arrived, and what became of them since; bound:"
-        " of those that were refused, the bound of the queue that did. Fates are not for"
-        " adding up: arrived has all of them.",
+        "Requests for which no worker had room, by fate: arrived, and how their waits ended; of"
+        " refused ones, the queue's bound that refused them (bound). Fates are not for adding"
+        " up: arrived counts all.",
         ["fate", "bound"],
         {(fate, ""): queue.counts[fate] for fate in Fate if fate is not Fate.REFUSED}
         | {(Fate.REFUSED, bound): queue.refusals[bound] for bound in Bound},
@@ -139,9 +139,9 @@ def _wholes(admission: Admission) -> Iterator[Metric]:
     moved = admission.moved_waits
     yield counter(
         "kvroute_queue_of_replicas",
-        "Waits shared with other replicas: requests that say they waited in a router that is"
-        " gone (moved_claimed), of them believed (moved_believed); bands of other replicas"
-        " whose claims on unused room were put aside (claim_rested).",
+        "Events of queues in several replicas: requests that claim a wait in a router that is"
+        " gone (moved_claimed), of these the accepted ones (moved_believed); claims of other"
+        " replicas' bands on unused room that were put aside (claim_rested).",
         "event",
         {
             "moved_claimed": moved["claimed"],

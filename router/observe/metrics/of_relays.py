@@ -34,8 +34,8 @@ _SOCKET_ERRORS = (
 def broker_metrics(
     *brokers: Broker, relays: Callable[[], BrokerStatus | None] = lambda: None
 ) -> Iterator[Metric]:
-    """Counters of a process's connections to NATS, and of its relays' process. relays: the
-    connection of that process; None: it has not begun."""
+    """Counters of a process's connections to NATS, and of its relays' process. relays: returns the
+    status of that process's connection; None: it has not begun."""
     of_relays = relays()
     every: list[Broker | BrokerStatus] = [*brokers, *([of_relays] if of_relays else [])]
     yield gauge(
@@ -68,8 +68,9 @@ def own_relay_metrics(relays: OwnRelays, commands: FleetCommands) -> Iterator[Me
     yield failed("relay", relays.failures)
     yield counter(
         "kvroute_fleet_commands",
-        "Fleet commands applied, by action; those that a newer one had overtaken; those dated a"
-        " day ahead or more, which count as given when they came.",
+        "Fleet commands that were applied, by action; those without effect, since a newer one had"
+        " been applied (overtaken); those dated more than a day ahead, which count as given when"
+        " they came (far_ahead).",
         "action",
         commands.counts,
         ("drain", "undrain", "remove", "resync", "overtaken", "far_ahead"),
@@ -81,12 +82,12 @@ def relay_metrics(relays: Callable[[], Iterable[RelayStatus]]) -> Iterator[Metri
     labels = ["worker", "rank"]
     events = CounterMetricFamily(
         "kvroute_relay_events",
-        "Engine events by kind, and by reason what of them was left out.",
+        "Events of engines by kind, and parts of events that were left out, by reason.",
         labels=[*labels, "kind"],
     )
     faults = CounterMetricFamily(
         "kvroute_relay_engine_faults",
-        "Faults of an engine's events: holes in its own sequence (gap), its new lives (restart).",
+        "Faults of an engine's events: holes in their numbers (gap), restarts of it (restart).",
         labels=[*labels, "fault"],
     )
     entries = GaugeMetricFamily(

@@ -20,12 +20,12 @@ from router.observe.metrics.families import (
 def replica_metrics(
     core: RouterCore, link: ReplicaLink, clock: Callable[[], float]
 ) -> Iterator[Metric]:
-    """State of other replicas."""
+    """Ages and counts of messages of other replicas, and of reports handed to them."""
     ages = core.fleet.replicas.ages_s(clock())
     yield known("replicas", len(ages))
     yield gauge(
         "kvroute_replica_age_seconds",
-        "Age of the oldest last message of any replica; 0 without replicas.",
+        "Greatest age of another replica's last message; 0 without other replicas.",
         max(ages.values(), default=0.0),
     )
     loads, reports = core.fleet.replicas.results, link.forwarded

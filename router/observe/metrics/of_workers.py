@@ -17,7 +17,7 @@ LABELS = ("worker", "rank", "role")
 _OUTCOMES = (Ending.FINISHED, Ending.FAILED_WORKER, Ending.FAILED_TIMEOUT, Ending.FAILED_REFUSED)
 """Outcomes that are exported for each worker from 0 on."""
 _COUNTERS = {name: each for name, each in NUMBERS.items() if each.is_counter and each.is_metric}
-_NUMBERS = "Numbers of the engine's page: those of engines.numbers, counters too, and " + " ".join(
+_NUMBERS = "Numbers of the engine's metrics page: those of engines.numbers, and " + " ".join(
     f"{name}: {NUMBERS[name].meaning}" for name in GAUGES
 )
 
@@ -36,17 +36,17 @@ def worker_metrics(core: RouterCore) -> Iterator[Metric]:
 def _streams(fleet: Fleet) -> Iterator[Metric]:
     state = GaugeMetricFamily(
         "kvroute_stream_state",
-        "1 for the state a stream is in.",
+        "1 for the state that a worker's stream is in, 0 for the others.",
         labels=[*LABELS, "state"],
     )
     complete = GaugeMetricFamily(
         "kvroute_stream_complete",
-        "0 if the stream may lack blocks that the engine holds.",
+        "0 if a worker's stream may lack blocks that its engine holds, else 1.",
         labels=LABELS,
     )
     lag = GaugeMetricFamily(
         "kvroute_stream_lag_seconds",
-        "Age of the last fact when it was applied.",
+        "Age of a worker's last fact when the router applied it.",
         labels=LABELS,
     )
     for source in fleet.view.sources.values():
@@ -59,11 +59,11 @@ def _streams(fleet: Fleet) -> Iterator[Metric]:
 
 
 def _loads(fleet: Fleet) -> Iterator[Metric]:
-    up = _gauges("up", "1 if the worker may get requests.")
+    up = _gauges("up", "1 if the worker may get requests, else 0.")
     blocks = GaugeMetricFamily(
         "kvroute_worker_blocks",
         "KV blocks of the worker: held by requests, reserved ones included (active); those that"
-        " picks promise, fewer than all after preemptions (usable); all (total). Kinds are not"
+        " picks may fill, fewer than all after preemptions (usable); all (total). Kinds are not"
         " for adding up.",
         labels=[*LABELS, "kind"],
     )
@@ -73,7 +73,7 @@ def _loads(fleet: Fleet) -> Iterator[Metric]:
         " of this router (reserved), which are among them. States are not for adding up.",
         labels=[*LABELS, "state"],
     )
-    prefill = _gauges("prefill_tokens_active", "Prompt tokens sent there, not computed yet.")
+    prefill = _gauges("prefill_tokens_active", "Prompt tokens sent to it and not computed yet.")
     shares = []
     for key, source in fleet.view.sources.items():
         names, load = _names(source), fleet.load_of(key)
@@ -103,7 +103,7 @@ def _loads(fleet: Fleet) -> Iterator[Metric]:
 def _capacities(fleet: Fleet) -> Iterator[Metric]:
     slots = GaugeMetricFamily(
         "kvroute_worker_slots",
-        "Requests that the worker runs at once, by where that is from: known, or estimated.",
+        "Requests that the worker can run at once, by the number's source: known, or estimated.",
         labels=[*LABELS, "source"],
     )
     preemptions = CounterMetricFamily(
@@ -124,7 +124,7 @@ def _capacities(fleet: Fleet) -> Iterator[Metric]:
 
 
 def _numbers(fleet: Fleet) -> Iterator[Metric]:
-    """What the engines' pages have beside (events/engines/numbers.py)."""
+    """Further numbers of the engines' metrics pages (events/engines/numbers.py)."""
     counters = {
         name: CounterMetricFamily(f"kvroute_worker_{name}", each.meaning, labels=LABELS)
         for name, each in _COUNTERS.items()
@@ -159,7 +159,7 @@ def _outcomes(fleet: Fleet) -> Metric:
 
 
 def _reports(fleet: Fleet) -> Iterator[Metric]:
-    ejected = _gauges("ejected", "1 while requests are kept away, since earlier ones failed.")
+    ejected = _gauges("ejected", "1 while the worker gets no requests, since earlier ones failed.")
     cached = CounterMetricFamily(
         "kvroute_worker_prompt_tokens_reported",
         "Tokens of prompts whose cached tokens were reported: all of them (prompt), those that"

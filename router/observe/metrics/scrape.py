@@ -1,7 +1,7 @@
 """Scrapes of a registry, and of others beside it: their values as text, on request.
 
-Law: a family of several collectors or registries is written once, and so is each of its series: the
-first one's counts.
+Law: a family of several collectors or registries is written once, and so is each of its series: of
+equal series, the first one's value is written.
 """
 
 import asyncio
@@ -98,6 +98,6 @@ _OPENMETRICS_1 = f"{OPENMETRICS}; version=1.0.0"
 def _is_openmetrics(accept: str) -> bool:
     try:
         _, content_type = choose_encoder(accept)
-    except (TypeError, ValueError):  # a version that is none
+    except (TypeError, ValueError):  # an invalid version
         return False
     return content_type.startswith(OPENMETRICS)

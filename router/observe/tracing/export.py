@@ -22,13 +22,13 @@ from router.observe.tracing.spans import Span
 EVERY_S = 1.0
 """Seconds between two batches."""
 BATCH_MAX = 512
-"""Spans of a batch."""
+"""Most spans of a batch."""
 SPANS_MAX = 4096
-"""That wait for the collector; more are dropped."""
+"""Most spans that wait for the collector; more are dropped."""
 EXPORT_TIMEOUT_S = 5.0
 """Time limit of one batch with its retries, seconds."""
 LAST_S = 2.0
-"""Seconds for what is left when the process ends."""
+"""Most seconds for sending the spans that wait when the process ends."""
 RESULTS = ("exported", "failed", "dropped")
 EXTRA = "pip install 'kvroute[otel]'"
 
@@ -75,7 +75,7 @@ class SpanExport:
             await self.flush()
 
     async def flush(self) -> None:
-        """Sends all queued spans, batch by batch."""
+        """Sends all queued spans, batch by batch; stops at a batch that the collector refuses."""
         while self._queue:
             batch = [self._queue.popleft() for _ in range(min(BATCH_MAX, len(self._queue)))]
             try:
@@ -108,12 +108,12 @@ class SpanExport:
                 log.warning("spans can't be exported: %s: %s", type(error).__name__, error)
             return False
         if not taken and not self._failing:
-            log.warning("the collector takes no spans; requests go on without")
+            log.warning("the collector takes no spans; requests go on without spans")
         return taken
 
 
 def _otlp(settings: TracingSettings, process: str, version: str) -> Send:
-    """OpenTelemetry's own exporter; raises ConfigError."""
+    """A function that sends spans by OpenTelemetry's own exporter. Raises ConfigError."""
     try:
         import grpc
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter

@@ -2,7 +2,7 @@
 
 POST /v1/chat/completions   from its head to the end of its answer
   kvroute.pick              until a router named a worker; the router's spans are below it
-  kvroute.first_token       from then to the first byte of the answer
+  kvroute.first_token       from the end of kvroute.pick to the first byte of the answer
   kvroute.forward           the worker's answer; the engine's spans are below it
 """
 
@@ -59,8 +59,8 @@ class GatewayTrace:
 
     @contextmanager
     def forwarding(self, worker_id: str, address: str) -> Iterator[dict[str, str]]:
-        """A context in which a worker has the request; its value is the headers that make the
-        worker's spans children of this one.
+        """A context for the time in which a worker has the request: records `kvroute.forward`. Its
+        value is the headers that make the engine's spans children of that span.
         """
         own, began_s, error = self._trace.child(), self._clock(), ""
         try:
@@ -82,7 +82,8 @@ class GatewayTrace:
             self._trace.step("kvroute.first_token", self._picked_s, self._clock())
 
     def end(self, name: str, about: Mapping[str, Value], error: str = "") -> None:
-        """Records the end of the request, and its spans."""
+        """Records the end of the request, and its own span. about: the span's attributes. error:
+        what went wrong, or ""."""
         if self._pick is not None:
             self.picked(error=error or "left")
         self._trace.end(name, self._began_s, self._clock(), about, error=error)

@@ -4,9 +4,9 @@ from kvroute.v1 import Receipt, RouteResponse
 from router.observe.tracing.spans import Value
 
 EXCLUDED_MAX = 8
-"""Reasons for which candidates were excluded."""
+"""Most reasons of exclusion that a span names, each with its number of candidates."""
 TERMS_MAX = 16
-"""Terms of the picked worker's cost."""
+"""Most terms of the picked worker's cost that a span has."""
 
 
 def attributes_of(answer: RouteResponse) -> dict[str, Value]:

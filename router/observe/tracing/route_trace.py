@@ -1,8 +1,8 @@
 """A router's spans of one request. Pure.
 
-kvroute.route       from its arrival to its answer, with the receipt as attributes
-  kvroute.queue     its wait for a worker with room, if it waited
-  kvroute.hash      reading it, and hashing its prompt
+kvroute.route       from the request's arrival to its answer, with the receipt as attributes
+  kvroute.queue     the request's wait for a worker with room, if it waited
+  kvroute.hash      reading the request, and hashing its prompt
   kvroute.match     the overlap of every worker
   kvroute.cost      costs, guard and order
   kvroute.reserve   the reservation, and writing the answer
@@ -16,10 +16,10 @@ from router.observe.tracing.receipts import attributes_of
 from router.observe.tracing.spans import Kind, Trace, Value
 
 STAGES = ("hash", "match", "cost")
-"""Stages of a decision, in order; what is left of its total is `reserve`."""
+"""Stages of a decision, in order; the rest of the decision's time is `reserve`."""
 QUEUED_S_MIN = 0.001
-"""Shortest wait that is worth a span, seconds: a decision comes this much later than its
-request."""
+"""Shortest wait in the queue that gets a span, seconds: without a wait, too, a decision begins up
+to this much after its request."""
 
 
 class RouteTrace:
@@ -34,7 +34,7 @@ class RouteTrace:
         self._worth: dict[str, Value] = {"kvroute.request.id": request_id}
 
     def picked(self, answer: RouteResponse) -> None:
-        """Takes the answer, with its receipt."""
+        """Adds the answer and its receipt to the span's attributes."""
         self._worth |= attributes_of(answer)
 
     def decided(self, decided_s: float, took_s: Mapping[str, float]) -> None:
@@ -53,7 +53,7 @@ class RouteTrace:
         self._trace.end("kvroute.route", self._began_s, over_s, self._worth)
 
     def repeated(self, now_s: float) -> None:
-        """Records that the request got the earlier answer of its id."""
+        """Records that the request repeats an earlier one's id, and got that one's answer."""
         about = {**self._worth, "kvroute.repeated": True}
         self._trace.end("kvroute.route", self._began_s, now_s, about)
 

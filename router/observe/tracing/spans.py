@@ -1,4 +1,4 @@
-"""Spans, which are made whole, after their work is over. Pure.
+"""Spans of requests; a span is made, with all its values, after its work is over. Pure.
 
 The gateway and the picker take a request's times as it goes on, and make its spans from them at its
 end; nothing is made of a request that is not sampled.
@@ -13,9 +13,9 @@ from typing import TypeAlias
 from router.observe.tracing.traceparent import SpanContext, new_trace
 
 TEXT_MAX = 256
-"""Characters of an attribute."""
+"""Most characters of an attribute's text; the rest is cut off."""
 ATTRIBUTES_MAX = 48
-"""Attributes of a span; those past it are left out."""
+"""Most attributes of a span; further ones are left out."""
 
 Value: TypeAlias = str | int | float | bool
 
@@ -35,14 +35,14 @@ class Span:
     name: str
     context: SpanContext
     parent_id: int
-    """0: the trace begins with this span."""
+    """Id of the parent span; 0: the trace begins with this span."""
     kind: Kind
     began_s: float
     """Unix time."""
     ended_s: float
     attributes: dict[str, Value] = field(default_factory=dict)
     error: str = ""
-    """What went wrong; empty: nothing did."""
+    """Sentence about the step's failure; empty: it did not fail."""
 
     def __post_init__(self) -> None:
         self.ended_s = max(self.began_s, self.ended_s)
@@ -54,7 +54,7 @@ class Span:
 
 
 Record: TypeAlias = Callable[[Span], None]
-"""Takes a span to where spans go; never waits, never raises."""
+"""Function that takes a finished span for export; never waits, never raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Tracing:
     share: float
     """Share of the requests without a traceparent that are sampled, 0 to 1."""
     rng: random.Random
-    """Draws ids and the share."""
+    """Draws the ids of spans, and which requests are sampled."""
 
     def begin(self, header: str) -> "Trace | None":
         """The trace of a request's own span; None: the request is not sampled. A request with a

@@ -55,7 +55,7 @@ def new_trace(rng: random.Random) -> SpanContext:
 
 
 def _bits(rng: random.Random, count: int) -> int:
-    """Random, and not 0."""
+    """A random number of `count` bits that is not 0."""
     while not (bits := rng.getrandbits(count)):
         pass
     return bits

@@ -1,10 +1,10 @@
-"""Sampled decisions as the console shows them: every number that was judged, for some candidates.
+"""Sampled decisions as the console shows them: all numbers that the policy saw, of some candidates.
 Pure.
 
 Laws:
-- what only the moment of a decision knows is read before anything of it is reserved; its rows,
-  which nobody changes, are written out when they are shown;
-- nothing of it is kept but numbers and names: no prompt, no token, no session and no tenant;
+- values that change after a decision are read before anything of it is reserved; its rows, which do
+  not change, are written out when the console shows them;
+- of a decision only numbers and names are kept: no prompt, no token, no session and no tenant;
 - at most KEPT_MAX decisions are kept, of at most ROWS_MAX candidates each.
 """
 
@@ -26,11 +26,12 @@ from router.request.refusal import Refused
 
 KEPT_MAX = 64
 ROWS_MAX = 24
-"""Candidates of a decision: the pick, the one that the guard left, and the cheapest others."""
+"""Most candidates shown of a decision: the pick, the row from which the guard moved the pick, and
+the cheapest others."""
 NAME_MAX = 128
-"""Characters of names that requests bring."""
+"""Most characters kept of a name that a request brings, such as its model."""
 REQUEST_ID_MAX = 320
-"""Characters of a request's id: a gateway's client may choose 256 of them."""
+"""Most characters kept of a request's id: a gateway's client may choose 256 of them."""
 MESSAGE_MAX = 400
 
 
@@ -40,7 +41,7 @@ class CandidateRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     worker_id: str
     dp_rank: int
     cost: float | None
-    """None: not a finite number."""
+    """Cost by the policy; None: not a finite number."""
     terms: dict[str, float | None]
     usable_tokens: int
     """Tokens of the prompt that the worker's engine will reuse."""
@@ -50,15 +51,16 @@ class CandidateRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     waiting: int
     reserved: int
     ttft_s: float | None
-    """Predicted time to the first token there."""
+    """Predicted seconds to the first token there; None: not a finite number."""
     excluded: str = ""
 
 
 class GuardMove(msgspec.Struct, frozen=True):
-    """Why the guard moved the pick: both numbers of the cheapest row are over its bounds."""
+    """Why the guard moved the pick: requests and waiting tokens of the cheapest row exceed both
+    bounds of the guard."""
 
     cheapest: int
-    """Place in `rows`."""
+    """Index of the cheapest row in ShownDecision.rows."""
     margin_tokens: float
     least_requests: float
     least_wait_tokens: float
@@ -69,23 +71,23 @@ class GuardMove(msgspec.Struct, frozen=True):
 
 
 class Otherwise(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the policy `ttft` says of the pick."""
+    """The policy `ttft`'s own choice, compared with the pick."""
 
     agreement: str
     worker_id: str = ""
-    """Its own choice, or the likeliest of them."""
+    """Worker of `ttft`'s choice; where the choice is drawn, the likeliest."""
     dp_rank: int = 0
     sooner_s: float = 0.0
-    """Seconds by which the first token would have come sooner."""
+    """Seconds by which the choice's first token is predicted to come sooner; below 0: later."""
     overlap_tokens: float = 0.0
-    """Usable overlap, more than was taken."""
+    """Usable overlap of the choice less that of the pick, tokens."""
 
 
 class ShownDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A decision or a refusal as shown; a refusal may have no rows."""
 
     number: int
-    """Ascends by one for each decision that was shown since the start."""
+    """Number of the decision among those sampled since the start; 0: looked up by an id."""
     at_s: float
     request_id: str
     reservation_id: str = ""
@@ -97,12 +99,12 @@ class ShownDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     shared_terms: dict[str, float] = {}
     prompt_tokens: int = 0
     candidates: int = 0
-    """All, those without a row included."""
+    """Number of candidates, those without a row in `rows` included."""
     excluded: dict[str, int] = {}
-    """Reason -> workers."""
+    """Reason of exclusion -> number of workers."""
     tied: int = 0
     rows: list[CandidateRow] = []
-    """The first is the pick, unless it is a refusal."""
+    """Shown candidates; the first is the pick, unless the decision is a refusal."""
     guard: GuardMove | None = None
     last_resort: bool = False
     over_estimate: bool = False
@@ -110,7 +112,7 @@ class ShownDecision(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     """Place where a pair's prompt is computed, a value of Prefill; empty: the pick is no pair."""
     otherwise: Otherwise | None = None
     refusal: str = ""
-    """A reason; empty: a worker was picked."""
+    """Reason of the refusal; empty: a worker was picked."""
     message: str = ""
     waited_s: float = 0.0
     """Seconds in the router's queue; 0: the request did not wait."""
@@ -124,7 +126,7 @@ class _Taken(NamedTuple):
     decision: Decision
     number: int
     ttft_s: Column
-    """Predicted time to the first token, a row."""
+    """Predicted seconds to the first token, one for each row."""
     otherwise: Otherwise | None
 
 
@@ -132,13 +134,13 @@ class Decisions:
     """The last sampled decisions, KEPT_MAX at most."""
 
     def __init__(self, ttft: Callable[[], Policy | None]) -> None:
-        """ttft: the policy with which each decision is compared; None: there is none."""
+        """ttft: returns the policy with which each decision is compared; None: there is none."""
         self.count = 0
         """Decisions and refusals that were sampled since the start."""
         self._ttft = ttft
         self._kept: deque[ShownDecision] = deque(maxlen=KEPT_MAX)
         self._taken: deque[_Taken | ShownDecision] = deque(maxlen=KEPT_MAX)
-        """Not written out yet."""
+        """Sampled decisions that are not written out yet; refusals among them, in order."""
 
     @property
     def kept(self) -> deque[ShownDecision]:
@@ -149,12 +151,12 @@ class Decisions:
         return self._kept
 
     def watch(self, decision: Decision) -> None:
-        """Takes a decision that is about to be carried out."""
+        """Keeps a sampled decision, before anything of it is reserved."""
         self.count += 1
         self._taken.append(taken(decision, self.count, self._ttft()))
 
     def watch_refused(self, refused: Refused) -> None:
-        """Takes a request that got no worker."""
+        """Keeps a sampled request that got no worker."""
         self.count += 1
         refusal = refused.refusal
         self._taken.append(
@@ -177,7 +179,8 @@ class Decisions:
 
 
 def taken(decision: Decision, number: int, ttft: Policy | None) -> _Taken:
-    """Takes from a decision what can't be read any more once it is carried out."""
+    """Reads those values of a decision that its reservation will change, and compares its pick with
+    `ttft`'s choice."""
     other = None if ttft is None else _scored(decision, ttft)
     if other is None or other.ttft_s is None or ttft is None:
         return _Taken(decision, number, first_token(decision.rows).total_s, None)
@@ -185,7 +188,7 @@ def taken(decision: Decision, number: int, ttft: Policy | None) -> _Taken:
 
 
 def shown(of: _Taken) -> ShownDecision:
-    """A decision with the rows of it that are shown."""
+    """Writes out a decision, with the rows that are shown of it."""
     decision = of.decision
     request, policy = decision.request, decision.policy
     rows = _rows(decision)
@@ -215,7 +218,7 @@ def shown(of: _Taken) -> ShownDecision:
 
 
 def _scored(decision: Decision, policy: Policy) -> Scores | None:
-    """None: the policy failed on this decision."""
+    """Another policy's scores of a decision's rows; None: the policy failed on them."""
     try:
         return policy.score(decision.rows)
     except PolicyFailed:
@@ -223,7 +226,7 @@ def _scored(decision: Decision, policy: Policy) -> Scores | None:
 
 
 def otherwise(decision: Decision, scores: Scores, name: str) -> Otherwise | None:
-    """What a policy would have done; None: it could have picked no worker."""
+    """A policy's choice, by its scores and name; None: it could have picked no worker."""
     guard = decision.guard
     looks = guard if guard is not None and guard.looks_at(name) else None
     chances = guarded_chances(decision.rows, decision.excluded, scores, looks)
@@ -239,7 +242,7 @@ def otherwise(decision: Decision, scores: Scores, name: str) -> Otherwise | None
 
 
 def _rows(decision: Decision) -> list[int]:
-    """The rows that are shown: the pick first."""
+    """Indexes of the rows that are shown, the pick's first."""
     first = decision.order[:1]
     if decision.guarded is not None:
         first.append(decision.guarded.cheapest)

@@ -1,10 +1,10 @@
-"""The last hour of one router, as points of equal distance. Pure: no clock, no sockets.
+"""The last hour of one router, as a point each 10 s. Pure: no clock, no sockets.
 
 Totals only grow, so a point is the difference of two readings, over the time between them. A ratio
-without a denominator is None, never 0: a chart shows a gap there. All numbers are those that
-metrics show, too: the same sums, from the same owners.
+whose denominator is 0 is None, never 0: a chart shows a gap there. Totals are read from the same
+counters as the router's metrics.
 
-Law: at most POINTS_MAX points are held, each with at most NAMES_MAX + 1 names a map.
+Law: at most POINTS_MAX points are held; each of their maps has at most NAMES_MAX + 1 names.
 """
 
 from collections import deque
@@ -21,9 +21,9 @@ from router.fleet.health.time_check import TimeCheck
 POINT_S = 10.0
 """Seconds between two points."""
 POINTS_MAX = 360
-"""An hour of them."""
+"""Most points that are held: those of an hour."""
 NAMES_MAX = 16
-"""Bands or tenants of a point that are named: those with most waiting requests. The rest: OTHER."""
+"""Bands, and tenants, that a point names: those with most waiting requests. OTHER sums the rest."""
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -32,19 +32,19 @@ class Totals(msgspec.Struct, frozen=True):
     picks: int = 0
     prompt_tokens: int = 0
     reachable_tokens: int = 0
-    """Usable overlap on the worker that held most."""
+    """Sum over picks of the usable overlap on the worker that held most, tokens."""
     taken_tokens: int = 0
-    """Usable overlap on the picked worker."""
+    """Sum over picks of the usable overlap on the picked worker, tokens."""
     predicted: int = 0
-    """Picks whose time to the first token was predicted,"""
+    """Number of picks whose time to the first token was predicted."""
     predicted_s: float = 0.0
-    """and these times."""
+    """Sum of these predicted times, seconds."""
     measured: int = 0
-    """Those of them whose first token was reported,"""
+    """Number of the picks with a predicted time whose first token was reported."""
     measured_s: float = 0.0
-    """and the times from their picks."""
+    """Sum of the seconds from these picks to their first tokens."""
     refused: int = 0
-    """Requests that got no worker."""
+    """Number of requests that got no worker."""
 
     @classmethod
     def of(cls, tally: PickTally, check: TimeCheck, refused: int = 0) -> "Totals":
@@ -76,21 +76,23 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """The differences between one reading and the one before it."""
+    """A point: rates and means between two readings of Totals; waiting requests at the second."""
 
     at_s: float
-    """End of that time, on the caller's clock."""
+    """Time of the second reading, in seconds of the caller's clock."""
     picks_per_s: float
     refused_per_s: float = 0.0
     hit_taken: float | None
     """Usable overlap taken / prompt tokens; None: no prompt tokens."""
     hit_reachable: float | None
+    """Usable overlap on the workers that held most / prompt tokens; None: no prompt tokens."""
     ttft_predicted_s: float | None
-    """Mean; None: no pick's time was predicted."""
+    """Mean predicted time to the first token; None: no pick's time was predicted."""
     ttft_measured_s: float | None
-    """Mean of the same picks; of other policies' picks, the running mean of first tokens."""
+    """Mean measured time to the first token of picks with a predicted one; where there are none,
+    the running mean of all picks; None: unknown."""
     bands: dict[str, int]
-    """Waiting requests at the end of that time."""
+    """Band -> waiting requests at `at_s`."""
     tenants: dict[str, int]
 
 

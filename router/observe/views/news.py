@@ -1,6 +1,6 @@
 """Changes of workers' states (serving, drained, ejected), compared once a second. Pure: no clock.
 
-Law: NEWS_MAX changes are kept, and a look at a fleet where nothing changed keeps none.
+Law: the last NEWS_MAX changes are kept; comparing a fleet where no state changed adds none.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     """A change of a worker's state."""
 
     number: int
-    """Ascends by one."""
+    """Number of the change, from 1 at the router's start."""
     at_s: float
     worker_id: str
     dp_rank: int

@@ -1,5 +1,5 @@
-"""Past decisions, looked up by an id, in the form of sampled ones: their rows are those of the
-receipt. Pure."""
+"""Past decisions that are looked up by an id, in the form of sampled ones (ShownDecision): their
+rows are those of the receipt. Pure."""
 
 from collections.abc import Iterator
 
@@ -9,8 +9,8 @@ from router.observe.views.decisions import CandidateRow, GuardMove, ShownDecisio
 
 
 def shown_of(reservation: Reservation) -> Iterator[ShownDecision]:
-    """The decision of a reservation; of a pair, that about the prefill worker before it. Without a
-    receipt, which a request can leave out, it has no rows."""
+    """The decision of a reservation; of a pair, first the decision about the prefill worker. It has
+    no rows without a receipt, which a request can leave out (omit_receipt)."""
     answer = router_pb2.RouteResponse.FromString(reservation.answer)
     if answer.HasField("prefill_receipt"):
         yield _shown(reservation, answer, answer.prefill_receipt)

@@ -4,9 +4,9 @@
     round 2   tick: what changed ──> viewers that had the whole of round 1, or its tick
 
 Laws:
-- the whole of a round and the ticks after it are the whole of the last round;
+- `whole` of a round and the ticks after it show the same as `whole` of the last round;
 - a message is encoded once, however many viewers get it;
-- SLICE_TILES tiles are written without a turn for other calls.
+- at most SLICE_TILES tiles are written before other calls have their turn.
 """
 
 from collections.abc import Generator, Iterable
@@ -23,14 +23,14 @@ from router.observe.views.summary import Subject, Summary, summary_of
 from router.observe.views.tiles import tile_of
 
 SLICE_TILES = 16
-"""Tiles that are written without a turn for other calls: about 1 ms."""
+"""Most tiles that are written before other calls have their turn: about 1 ms."""
 TREE_S = 5.0
 """Seconds between two trees of prefixes."""
 
 
 @dataclass(eq=False)
 class Rounds:
-    """All that the console shows, as of the last round."""
+    """Makes the rounds of the console's messages; keeps what the last round has shown."""
 
     subject: Subject
     history: History
@@ -50,7 +50,7 @@ class Rounds:
         return self._summary is not None
 
     def forget(self) -> None:
-        """Drops what is only needed while there are viewers."""
+        """Drops the tiles and other state that is only needed while there are viewers."""
         self._tiles: dict[WorkerKey, bytes] = {}
         self._summary: Summary | None = None
         self._tree = Tree(0, [])
@@ -62,7 +62,8 @@ class Rounds:
         self._change = self.news.count
 
     def write(self, now_s: float) -> Generator[None, None, bytes]:
-        """Makes a round; a generator that yields between steps, and whose result is the tick."""
+        """Makes a round. A generator that yields between steps; its result is the tick: the changes
+        since the round before, as bytes of a server-sent event."""
         sources = self.subject.core.fleet.view.sources
         before, tiles = self._tiles, {}
         for count, key in enumerate(sorted(sources), 1):
@@ -121,6 +122,6 @@ def _listed(items: Iterable[bytes]) -> bytes:
 
 
 def _event(name: str, fields: dict[str, bytes]) -> bytes:
-    """A server-sent event of encoded values; JSON has no line's end in it."""
+    """A server-sent event of fields that are encoded as JSON, which has no line breaks."""
     members = b",".join(b'"%b":%b' % (key.encode(), value) for key, value in fields.items())
     return b"event: %b\ndata: {%b}\n\n" % (name.encode(), members)

@@ -5,7 +5,7 @@
     prompt 3  ████████████▒▒▒
     prompt 4  ░░░░░░
 
-A node is a run of blocks that the same prompts have: where prompts part, nodes end.
+A node is a run of blocks that the same prompts have; it ends at the first block that differs.
 
 Laws:
 - PROMPTS_MAX prompts are kept, of BLOCKS_MAX blocks each;
@@ -32,7 +32,7 @@ BLOCKS_MAX = 1024
 SHARED_MIN = 2
 NODES_MAX = 40
 HOLDERS_MAX = 12
-"""Holders of a node that are named; the rest is a number."""
+"""Most holders that a node names; Node.holders_left_out counts the others."""
 DEPTH_MAX = 6
 
 
@@ -83,7 +83,7 @@ class SharedPrefixes:
         return len(self._prompts)
 
     def watch(self, decision: Decision) -> None:
-        """Takes a decision that is about to be carried out."""
+        """Keeps the prompt of a sampled decision, before anything of the decision is reserved."""
         if not decision.order:
             return
         heartbeat = heartbeat_of(decision.sources[decision.order[0]])
@@ -92,8 +92,8 @@ class SharedPrefixes:
             self._prompts.append(_Sampled(heartbeat.model, heartbeat.block_size, chain.copy()))
 
     def tree(self, core: RouterCore) -> Generator[None, None, Tree]:
-        """The shared prefixes now, the most shared first, with their holders now; in steps of a
-        node each, a millisecond with 1,000 workers."""
+        """A generator whose result is the tree of shared prefixes, the most shared first, with
+        their present holders. A step makes one node, in about 1 ms with 1,000 workers."""
         budget = [NODES_MAX]
         kinds: dict[tuple[str, int], list[_Sampled]] = {}
         for prompt in self._prompts:
@@ -107,7 +107,7 @@ class SharedPrefixes:
 
 
 class _Place(NamedTuple):
-    """Where a tree's prefixes are looked up: the workers of a model."""
+    """The index and the workers of a model, among which the holders of prefixes are looked up."""
 
     held: BlockIndex
     model: str
@@ -132,7 +132,8 @@ class _Place(NamedTuple):
 def _nodes(
     chains: Sequence[HashArray], begin: int, depth: int, place: _Place, budget: list[int]
 ) -> Generator[None, None, list[Node]]:
-    """Nodes from a block on, which all begin alike before it."""
+    """A generator that makes the nodes of chains whose first `begin` blocks are the same. budget:
+    list of one number, the nodes that may still be made."""
     groups: dict[int, list[HashArray]] = {}
     for chain in chains:
         if len(chain) > begin:
@@ -154,7 +155,7 @@ def _nodes(
 
 
 def _parting(group: Sequence[HashArray], begin: int) -> int:
-    """Blocks, from the beginning, that all chains of a group share; more than `begin`."""
+    """Number of blocks, from the beginning, that all chains of a group share; more than `begin`."""
     shortest = min(map(len, group))
     first = group[0][:shortest]
     shared = shortest

@@ -1,4 +1,4 @@
-"""A router's numbers beside its workers' tiles: queue, streams, replicas, shadow. Pure."""
+"""The console's numbers of a whole router: queue, streams, replicas, shadow policy. Pure."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """Returns the number of refused requests since the start, by reason."""
     connected: Callable[[], bool]
     about: dict[str, Any]
-    """What does not change: name of the replica, version, start."""
+    """Values that do not change: name of the replica, version, time of the start and so on."""
 
 
 class BandDepth(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class BandDepth(msgspec.Struct, frozen=True):
     count: int
     oldest_s: float
     elsewhere: int
-    """Those that wait in other replicas."""
+    """Requests of this band that wait in other replicas."""
 
 
 class QueueNow(msgspec.Struct, frozen=True):
@@ -46,9 +46,9 @@ class QueueNow(msgspec.Struct, frozen=True):
 
     waiting: int
     bands: list[BandDepth]
-    """The lowest first."""
+    """Waiting requests by band, the lowest band first."""
     tenants: list[tuple[str, int]]
-    """Those with most; the rest as `other`."""
+    """Tenants with most waiting requests, and their number; the rest as `other`."""
 
 
 class StreamsNow(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class StreamsNow(msgspec.Struct, frozen=True):
     gaps: int
     digest_mismatches: int
     recoveries: dict[str, int]
-    """`ring ok`, `snapshot failed` and so on."""
+    """Source and result, such as `ring ok` -> number of recoveries."""
     pauses: int
     dropped: dict[str, int]
     """Messages that were not applied, by reason."""
@@ -69,7 +69,7 @@ class ReplicaNow(msgspec.Struct, frozen=True):
     replica: str
     age_s: float
     requests: int
-    """That it has reserved."""
+    """Requests for which the replica holds reservations."""
     prefill_tokens: int
     waiting: int
 
@@ -89,7 +89,7 @@ class OtherwiseNow(msgspec.Struct, frozen=True):
     decisions: int
     agreement: dict[str, int]
     sooner_s: float
-    """Seconds by which first tokens would have come sooner, in sum; below 0: later."""
+    """Seconds by which first tokens would have come sooner by `ttft`, in sum; below 0: later."""
     overlap_tokens: float
 
 
@@ -102,7 +102,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     picks: int
     refused: dict[str, int]
-    """Reason -> requests since the start; those with any."""
+    """Reason -> requests refused since the start."""
     reservations: int
     index_blocks: int
     index_bytes: int

@@ -1,4 +1,4 @@
-"""The tile of a worker: the numbers of ListWorkers that an operator needs at a glance. Pure."""
+"""Tiles: what the console shows of each worker, the main numbers of ListWorkers. Pure."""
 
 from math import isfinite
 
@@ -14,9 +14,10 @@ from router.fleet.table import COLUMNS
 WARNINGS_MAX = 8
 """Warnings of a tile, at most; `Tile.warnings_left_out` counts the others."""
 SENTENCE_MAX = 400
-"""Characters of a warning's sentence."""
+"""Most characters of a warning's sentence; the rest is cut off."""
 LATE_S = 2.0
-"""Younger beats have no age in a tile, so that a tile at rest does not change."""
+"""Seconds from which a tile has the age of the last beat; a lower age is 0 there, so that the tile
+of an idle worker does not change."""
 _TRUST = COLUMNS.index("trust")
 
 
@@ -25,7 +26,7 @@ class Ejected(msgspec.Struct, frozen=True, omit_defaults=True):
 
     cause: str
     until_s: float
-    """Unix time of its probe."""
+    """Unix time from which a request may try the worker again (probe)."""
     probing: bool = False
     times: int = 0
 
@@ -46,7 +47,7 @@ class Tile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     stream_complete: bool = False
     stream_reason: str = ""
     unschedulable_reason: str = ""
-    """Empty: the worker may get requests."""
+    """Why the worker gets no requests; empty: it may get some."""
     drained: bool = False
     last_resort: bool = False
     approximate: bool = False
@@ -67,9 +68,10 @@ class Tile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     blocks_predicted: int = 0
     prefill_tokens_active: int = 0
     numbers: dict[str, float] = {}
-    """Further ones of its engine, the operator's own among them (events/engines/numbers.py)."""
+    """Further numbers of its engine by name, the operator's own included
+    (events/engines/numbers.py)."""
     trust: float
-    """Share of the overlap that decisions count: 1 unless reports were below predictions."""
+    """Share of the usable overlap that decisions count, by its stream's state: 1 while live."""
     beat_late_s: int = 0
     """Age of the last beat in whole seconds, from LATE_S on."""
     warnings: list[WorkerWarning] = []
@@ -129,7 +131,8 @@ def tile_of(source: Source, core: RouterCore, now_s: float) -> Tile:
 
 
 def standing_of(source: Source, core: RouterCore) -> tuple[str, str]:
-    """Whether a worker serves, in a word, and why: `drained`, `ejected`, or its stream's state."""
+    """The state of a worker, `drained`, `ejected`, `no heartbeat` or its stream's, and the reason
+    of that state, or ""."""
     if source.key.worker_id in core.fleet.drained:
         return "drained", ""
     standing = core.fleet.outliers.standing(source.key)
