@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PAGE_S = 2.0
-"""Longest wait for one of an engine's pages."""
+"""Seconds: longest wait for one of an engine's pages."""
 KEY_HEADERS = frozenset(("authorization", "x-api-key"))
 """Headers in which clients show keys. The second is that of Anthropic's clients."""
 NEEDS_KEY = (
@@ -31,9 +31,9 @@ class Credentials:
         self._ca_file = ca_file
         self._ca: bytes = b""
         self.api_key = ""
-        """Empty: engines get none."""
+        """API key that engines get; empty: none."""
         self.tls: ssl.SSLContext | bool = True
-        """The form that aiohttp takes: a context; True: the system's CAs."""
+        """TLS as aiohttp takes it: a context; True: the system's CAs."""
         self.reload()
 
     def reload(self) -> bool:
@@ -94,5 +94,5 @@ def read_token(file: str) -> str:
     """A bearer token from its file; raises OSError or ValueError."""
     token = Path(file).read_text(encoding="ascii").strip()
     if not token or not token.isprintable():
-        raise ValueError(f"the token file {file} is empty")
+        raise ValueError(f"the token file {file} is empty, or its token has unprintable characters")
     return token

@@ -51,7 +51,7 @@ EVENT_TOPICS = frozenset({"kv-events", "kv_events"})
 LOAD_TOPICS = frozenset({"kv_metrics", "kv-metrics"})
 PASS_TOPICS = frozenset({"forward-pass-metrics", "forward_pass_metrics"})
 PASS_VERSION = 1
-"""Version of ForwardPassMetrics whose numbers are read; of any other, worker and rank alone."""
+"""Version of ForwardPassMetrics whose numbers are read; of other versions, only worker and rank."""
 
 _I64_MIN = -(1 << 63)
 
@@ -373,7 +373,7 @@ def _read_event(part: _RouterEvent | Raw, wire: _Wire) -> tuple[WorkerEvent | No
         part = decoded
     event = part.event
     if max(part.worker_id, event.event_id) > U64_MASK:
-        return None, "a number is no u64"
+        return None, "worker_id or event_id is no u64"
     try:
         what = _meaning(part)
     except ValueError as error:

@@ -53,7 +53,7 @@ NO_TOKENS = array("I")
 
 READ_ERRORS = (ValueError, OverflowError, RecursionError, MemoryError)
 """All errors of msgspec for unreadable bytes; its own errors and UnicodeDecodeError are
-ValueErrors, a nesting deeper than the interpreter's stack is a RecursionError."""
+ValueErrors, and a nesting deeper than the interpreter's stack raises RecursionError."""
 
 
 class Unreadable(ValueError):
@@ -70,7 +70,7 @@ class Schema(Generic[WireEvent]):
     arrays: msgspec.msgpack.Decoder[WireEvent]
     maps: msgspec.msgpack.Decoder[WireEvent]
     meaning: Callable[[WireEvent], EngineEvent]
-    """Raises Unreadable."""
+    """The EngineEvent of a decoded event; raises Unreadable."""
 
 
 class Removed(Struct, tag="BlockRemoved"):
@@ -95,7 +95,7 @@ class _ArrayBatch(Struct, array_like=True):
 
 
 class _MapBatch(Struct):
-    """One vLLM main-branch snapshot between 0.22 and 0.26; no release."""
+    """A batch in the map form of a vLLM main-branch snapshot between 0.22 and 0.26; no release."""
 
     ts: Raw
     events: Annotated[list[Raw], Meta(max_length=EVENTS_MAX)]
@@ -254,7 +254,7 @@ def read_block_size(value: int | None) -> int:
         return 0
     if 0 <= value <= BLOCK_SIZE_MAX:
         return value
-    raise Unreadable(f"a block_size of {value} is not plausible")
+    raise Unreadable(f"block_size is {value}, where 0 to {BLOCK_SIZE_MAX} are possible")
 
 
 def check_lengths(token_count: int, block_count: int, block_size: int) -> None:
@@ -288,7 +288,7 @@ def read_time_s(raw: Raw, malformed: list[str]) -> float:
         return 0.0
     if math.isfinite(time_s) and time_s >= 0:
         return time_s
-    malformed.append(f"the batch's time: {time_s} is no time")
+    malformed.append(f"the batch's time: {time_s} is no Unix time")
     return 0.0
 
 
@@ -309,7 +309,7 @@ def read_dp_rank(raw: Raw, malformed: list[str]) -> int | None:
         return None
     if dp_rank is None or 0 <= dp_rank <= RANK_MAX:
         return dp_rank
-    malformed.append(f"the batch's rank: {dp_rank} is no rank")
+    malformed.append(f"the batch's rank: {dp_rank} is outside 0 to {RANK_MAX}")
     return None
 
 

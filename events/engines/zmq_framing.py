@@ -35,7 +35,7 @@ class ReplayPart(NamedTuple):
 
 
 class ReplayEnd(NamedTuple):
-    """All that the engine still had has been sent."""
+    """The end marker: the engine has sent all messages that it still had."""
 
 
 class Malformed(NamedTuple):

@@ -29,9 +29,10 @@ from events.plane.facts import Beat, Epoch, Fact, FactsMessage
 BUFFER_MESSAGES_MAX = 4096
 BUFFER_BYTES_MAX = 32 * 1024 * 1024
 BEAT_OVERDUE_S = 2.0
-"""Two beats: either of them would have shown a loss since the last beat."""
+"""Seconds without a beat after which a stream is suspect: two missing beats, each of which would
+have shown a loss."""
 LATE_S = 2.0
-"""Delay from which a stream's blocks are too old to count, as for beats that are missing."""
+"""Seconds of a beat's delay from which a stream is suspect, as if beats were missing."""
 CONNECTION_DOWN = "our connection is down"
 """The reason of every stream while the router has no connection to the broker."""
 RECOVERIES_FREE = 3
@@ -39,9 +40,9 @@ RECOVERIES_FREE = 3
 PAUSE_S = 0.5
 """Pause after the first recovery past RECOVERIES_FREE, seconds; doubles with each further one."""
 PAUSE_MAX_S = 8.0
-"""Longest pause, seconds: so long a stream may stay unrecovered after its trouble is over."""
+"""Longest pause, seconds: a stream may stay unrecovered that long after its trouble is over."""
 STEADY_S = 30.0
-"""Seconds without a recovery after which the next recovery is the first of a new row."""
+"""Seconds without a recovery after which recoveries in a row are counted from 1 again."""
 _TWO_RELAYS_MESSAGES = 3
 _TWO_RELAYS_WINDOW_S = 10.0
 
@@ -87,9 +88,9 @@ class _Row:
 
     recoveries: int = 0
     began_at_s: float = -inf
-    """When the last of them began."""
+    """When the last recovery began."""
     pause_s: float = 0.0
-    """Least time from that to the next."""
+    """Least seconds from that beginning to the next recovery's."""
 
 
 class Stream:
@@ -121,7 +122,8 @@ class Stream:
         self.lag_s = 0.0
         """Lag of the last message: from its reading at the relay to its applying here."""
         self.late_s = 0.0
-        """Delay of the last beat, by the relay's clock or by that of the messages read with it."""
+        """Delay of the last beat, seconds: by the relay's clock, or as measured in our connection.
+        """
         self.duplicates = 0
         self.gaps = 0
         self.drifts = 0
@@ -144,7 +146,7 @@ class Stream:
         self.waiting_bytes = 0
         """Bytes of the messages that wait for their predecessors."""
         self._buffer: list[tuple[FactsMessage, int]] = []
-        """These messages, with their sizes."""
+        """The messages that wait for their predecessors, with their sizes in bytes."""
         self._let_go_seq = 0
         """Number of the last waiting message that was dropped."""
 
@@ -196,7 +198,8 @@ class Stream:
         return effects
 
     def on_beat(self, beat: Beat, blocks: int, digest: int, now_s: float) -> list[Effect]:
-        """A beat. blocks, digest: this worker's in the index now. Its delay is in late_s."""
+        """Compares a beat with the worker's blocks and digest in the index; returns effects. The
+        caller sets late_s first."""
         # Silent, and a lower epoch beats: the relay that still sends is the engine's.
         gone = self.silent_for_s(now_s) >= self._beat_timeout_s
         effects = self._meet(beat.epoch, now_s, lower_too=gone)
@@ -225,7 +228,8 @@ class Stream:
         return effects
 
     def on_ring(self, epoch: Epoch, messages: list[FactsMessage], now_s: float) -> list[Effect]:
-        """The relay's answer to a Recover with from_seq: all its messages from there on."""
+        """Applies the answer to a Recover with from_seq: the relay's messages from there on;
+        returns effects."""
         self._requested = False
         if self._in_step or epoch != self.epoch or not self._from_ring:
             return []  # filled by the stream itself meanwhile, or its next message recovers again
@@ -241,7 +245,8 @@ class Stream:
         return effects + self._splice("ring replayed", now_s)
 
     def on_snapshot(self, epoch: Epoch, as_of: int, complete: bool, now_s: float) -> list[Effect]:
-        """The relay's answer to a Recover without from_seq is staged: its blocks after as_of."""
+        """Takes the answer to a Recover without from_seq, a staged snapshot of the blocks after
+        message as_of; returns effects: none for a snapshot that is out of date."""
         self._requested = False
         if self.epoch is not None and epoch < self.epoch:
             return []
@@ -359,7 +364,7 @@ class Stream:
         return self._recover(reason, now_s)
 
     def _recover(self, reason: str, now_s: float) -> list[Effect]:
-        """Recovers, unless the row's pause is not over: then a later beat does."""
+        """Requests a recovery; a later beat does so while the pause after the last one holds."""
         row = self._row
         since_s = now_s - row.began_at_s
         if since_s < row.pause_s:

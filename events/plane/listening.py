@@ -28,7 +28,8 @@ class Listening:
         work: str,
         supervisor: Supervisor,
     ) -> None:
-        """Calls the listener with each message on a subject. work: the name of its failures."""
+        """Calls the listener with each message on a subject. work: the name by which the supervisor
+        counts its failures."""
 
         async def guarded(message: Msg) -> None:
             try:

@@ -1,6 +1,6 @@
 """The heartbeats of one engine's ranks: identity, load, warnings.
 
-Made of the settings, the engine's pages and the rank; reads no clock but the supervisors'.
+A heartbeat is made of the settings, the engine's pages and the rank's state.
 
 Law: a heartbeat that routers can't read is never sent; a bare heartbeat is sent instead.
 """

@@ -60,7 +60,8 @@ class RankStream(Generic[L]):
         return self.outbox.flush()
 
     def beat(self, now_s: float) -> list[bytes]:
-        """Gathered facts, then the state after them; the relay calls it every second."""
+        """A message of the gathered facts, then a beat with the state after it; the relay calls
+        this every second."""
         self._server.expire(now_s)
         messages = self.outbox.flush()
         ledger = self.ledger
@@ -89,6 +90,6 @@ class RankStream(Generic[L]):
         return self.beat(now_s)
 
     def _use(self, ledger: L) -> None:
-        """The stream goes on with another ledger."""
+        """Lets the stream go on with another ledger."""
         self.ledger = ledger
         self._server.start_over(ledger)

@@ -70,8 +70,8 @@ class Relay:
         access: EngineAccess | None = None,
         own_numbers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """clock: Unix time in seconds that never goes back. state_dir: for saved ledgers. access:
-        to the engine's HTTP server; None: it needs no key. own_numbers: engines.numbers."""
+        """clock: Unix time in seconds that never goes back. state_dir: folder of saved ledgers.
+        access: to the engine's HTTP server; None: it needs no key. own_numbers: engines.numbers."""
         self.settings = settings
         self._access = access or EngineAccess(settings.http or "")
         self.counts: Counter[str] = Counter()
@@ -81,7 +81,7 @@ class Relay:
         self._clock = clock
         self._rng = rng
         self._connected_once = False
-        """Whether a connection to the engine's publisher has stood."""
+        """Whether the engine's publisher has been connected."""
         self._context = zmq.asyncio.Context()
         self._listening = Listening()
         self._supervisor = self._supervised(settings.id)
@@ -191,7 +191,7 @@ class Relay:
         self.counts[f"{work}_failed"] += 1
 
     async def _let_warm(self, shell: RankShell, session: aiohttp.ClientSession) -> None:
-        """Lets routers make a rank compute a prefix."""
+        """Lets routers make a rank of the engine compute a prefix."""
         shell.warmer = Warmer(
             session,
             self._access,
@@ -295,7 +295,12 @@ class Relay:
         count = len(answer.parts)
         if answer.trouble:
             self.counts[answer.trouble] += 1
-            log.warning("%s: %s after %d batches", shell.key, answer.trouble, count)
+            log.warning(
+                "%s: the engine's replay was cut off after %d batches: %s",
+                shell.key,
+                count,
+                answer.trouble,
+            )
         effects = shell.rank.on_replay(answer.parts, answer.ended, self._clock())
         answer.parts.clear()  # frees the applied messages
         shell.replaying = None

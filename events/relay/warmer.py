@@ -112,7 +112,7 @@ class Warmer:
                 return
 
     def _end(self, job: _Job) -> None:
-        """Frees the job's place; the next request for its prefix is another job.
+        """Frees a job's place; the next request for its prefix is another job.
 
         A cancelled job ends here at once, since its task may never have begun.
         """
@@ -141,7 +141,8 @@ class Warmer:
             await self._reply(copy_id, reply, trouble)
 
     async def _compute(self, request: Warm) -> str:
-        """Why the engine did not compute it; empty: it did. Raises aiohttp's errors."""
+        """Has the engine compute a prefix; returns why it did not, or an empty text. Raises
+        aiohttp's errors."""
         body = completion_of(request, self._settings.engine, self._model())
         headers = {"Content-Type": "application/json"}
         if self._settings.ranks > 1:

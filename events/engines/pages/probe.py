@@ -100,12 +100,12 @@ class EngineHttp:
                 async for part in response.content.iter_any():
                     body += part
                     if len(body) > DOCUMENT_BYTES_MAX:
-                        reason = f"{path}: more than {DOCUMENT_BYTES_MAX} bytes"
+                        reason = f"the engine's page {path}: more than {DOCUMENT_BYTES_MAX} bytes"
                         raise EngineSilent(reason, status=response.status)
         # ValueError: a URL that aiohttp or the resolver can't use.
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             refused = isinstance(error, OSError) and error.errno == errno.ECONNREFUSED
-            reason = f"{path}: {str(error) or type(error).__name__}"
+            reason = f"the engine's page {path}: {str(error) or type(error).__name__}"
             raise EngineSilent(reason, refused=refused) from None
         return bytes(body)
 
@@ -166,13 +166,13 @@ class Probe:
         self._own_numbers = own_numbers
         self._load_path = ""
         self._looked_for: set[str] = set()
-        """Own numbers that a page had, or was said to lack."""
+        """Own numbers that a page had, or that the log has named as missing."""
         self._own: dict[int | None, dict[str, float]] = {}
-        """Those of the last page of metrics, by rank; None: of the whole engine."""
+        """Own numbers of the last page of metrics, by rank; None: of the whole engine."""
 
     @property
     def trouble(self) -> str:
-        """Why the last requests failed; empty: none failed."""
+        """Why a last request for a page failed; empty: none failed."""
         return next(
             (
                 self._troubles[page]
@@ -192,7 +192,7 @@ class Probe:
         return self._answered("identity", "; ".join(identity.troubles))
 
     async def ask_load(self) -> Answer:
-        """Reads the load."""
+        """Reads the load of all ranks, from the first load page that the engine has."""
         try:
             await self._read_load()
         except (EngineSilent, LoadUnreadable) as error:
@@ -249,8 +249,8 @@ class Probe:
                 load.own_numbers = {**self._own.get(None, {}), **self._own.get(rank, {})}
 
     async def ask_own_numbers(self) -> None:
-        """Reads the operator's numbers for the next loads, of an engine whose load is not on its
-        page of metrics: after the load, so that a slow page makes none late."""
+        """Reads the operator's numbers, for the next loads, where the load is not on the page of
+        metrics. Call after the load, which a slow page would delay."""
         path = self._reading.metrics_path
         if self._own_numbers and self._load_path != path:
             try:

@@ -39,7 +39,7 @@ class _Item(Struct):
 
     hash: str
     uuid: str | None = None
-    """The request's own name of it."""
+    """The request's own name of the item."""
 
 
 class _Stored(Struct, tag="BlockStored"):

@@ -188,7 +188,7 @@ class DynamoRelay:
         await self._turn()
 
     async def _turn(self) -> None:
-        """Lets other work of the event loop have its turn after _TURN_MESSAGES messages."""
+        """Lets other tasks of the event loop run after each _TURN_MESSAGES messages."""
         self._taken += 1
         if self._taken % _TURN_MESSAGES == 0:
             await asyncio.sleep(0)
@@ -204,7 +204,7 @@ class DynamoRelay:
             self.counts[reason] += 1
         if read.detail and now_s - self._logged_at_s >= _LOG_S:
             self._logged_at_s = now_s
-            log.warning("%s: %s", message.subject, read.detail)
+            log.warning("unreadable message on %s: %s", message.subject, read.detail)
         if read.load is not None:
             self._apply_load(read.load, now_s)
         for event in read.events:
@@ -296,7 +296,8 @@ class DynamoRelay:
                 self._end(worker)
 
     def _connection_changed(self, connected: bool) -> None:
-        """Messages may be lost with a connection, and Dynamo has no replay for other programs."""
+        """Sets all ledgers aside at a loss of the connection to Dynamo's NATS server: messages may
+        be lost, and Dynamo has no replay for other programs."""
         if self._stopped:
             return
         if connected:
@@ -350,8 +351,8 @@ class DynamoRelay:
 
 
 def _load_subjects(settings: DynamoSettings) -> dict[str, str]:
-    """The subjects of the workers' load, by the name of the work; empty: the subject of the events
-    includes them."""
+    """Name of the work -> subject of the workers' load; empty: the subject of the events includes
+    the load."""
     subjects_of: dict[str, str] = {}
     base, separator, topic = settings.subject.rpartition(".")
     if separator and topic == "kv-events":
