@@ -40,7 +40,7 @@ def prefix_hashes(blocks: HashArray, parent: PrefixHash | None = None) -> HashAr
 
 
 class ReferenceIndex:
-    """A map from PrefixHash to its holders, and for each slot and tier the set of its hashes.
+    """The overlap index: PrefixHash -> its holders, and slot -> tier -> the set of its hashes.
 
     Generations of predictions are further tiers. It has no limits, so it drops nothing.
     """

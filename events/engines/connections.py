@@ -73,7 +73,7 @@ class AnswerProtocol(ResponseHandler):
 
     @override
     def set_response_params(self, **params: Any) -> None:
-        """Called by aiohttp before a request is written."""
+        """Called by aiohttp before it writes a request, whose answer's head is awaited then."""
         self.uses += 1
         self.heard = False
         self._interim = 0
@@ -107,8 +107,8 @@ class AnswerProtocol(ResponseHandler):
 
     @override
     def feed_data(self, data: Any, size: int = 0) -> None:
-        """Called by aiohttp with a parsed head: drops an interim one, and closes the connection for
-        one without a request.
+        """Called by aiohttp with a parsed head: drops an interim head, and closes the connection
+        for a head that no request waits for.
         """
         message = data[0]
         if self._left is None:

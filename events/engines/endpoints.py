@@ -143,7 +143,8 @@ def _ipc_error(endpoint: str, path: str, ranks: int) -> str:
 
 
 def _host_error(host: str) -> str:
-    """host: a name, an IPv4 address, or an IPv6 address in brackets."""
+    """Why a host can't be used; empty: it can. host: a name, an IPv4 address, or an IPv6 address in
+    brackets."""
     if host.startswith("[") or ":" in host:
         if not (host.startswith("[") and host.endswith("]")):
             return "an IPv6 address must stand in brackets"

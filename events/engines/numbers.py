@@ -89,7 +89,7 @@ def own_fault(own: Mapping[str, str]) -> str:
     """Why own numbers, name to metric, can't be read; empty: they can."""
     for name, metric in own.items():
         if not _OWN_NAME.fullmatch(name):
-            return f"{name!r} is no name: 1 to 48 characters a-z, 0-9 and _, of which the first a-z"
+            return f"{name!r} is no name: a letter a-z, then at most 47 characters a-z, 0-9 and _"
         if name in NUMBERS:
             return f"kvroute has a {name} of its own; choose another name"
         if not _METRIC.fullmatch(metric):

@@ -136,7 +136,7 @@ _TOKEN_PAIRS: msgspec.msgpack.Decoder[list[tuple[int, int]]] = msgspec.msgpack.D
 
 
 def decode_batch(payload: bytes, schema: Schema[Any]) -> EngineBatch:
-    """The events of a payload, in their order, and the reasons for those left out.
+    """The events of a payload, in their order, and the reasons for events left out.
 
     Never raises. An unreadable time or rank is left out, with a sentence, and the events stay: the
     relay has both from elsewhere.
@@ -187,7 +187,7 @@ def decode_batch(payload: bytes, schema: Schema[Any]) -> EngineBatch:
 def decode_event(
     raw: bytes | Raw, schema: Schema[Any]
 ) -> tuple[EngineEvent | None, str | None, str]:
-    """An event; or None, its kind if it has one, and why it can't be read.
+    """(event, None, ""), or (None, the event's kind if it has one, why the event can't be read).
 
     The reason is empty for a kind that kvroute doesn't know. Never raises.
     """
@@ -201,7 +201,8 @@ def decode_event(
 
 
 def read_hash(value: int | bytes) -> EngineHash:
-    """A hash: a number as unsigned 64-bit, since -1 and 2^64-1 are the same 8 bytes; or bytes."""
+    """A block hash as bytes, or as an unsigned 64-bit number, since -1 and 2^64-1 are the same 8
+    bytes. Raises Unreadable."""
     if isinstance(value, int):
         return value & U64_MASK
     if HASH_BYTES_MIN <= len(value) <= HASH_BYTES_MAX:
@@ -249,7 +250,7 @@ def _read_pairs(raw: Raw, not_plain: Exception) -> list[int]:
 
 
 def read_block_size(value: int | None) -> int:
-    """Tokens of a block; 0: absent in the event."""
+    """Tokens of a block, by an event's field; 0: absent in the event. Raises Unreadable."""
     if value is None:
         return 0
     if 0 <= value <= BLOCK_SIZE_MAX:
@@ -314,7 +315,7 @@ def read_dp_rank(raw: Raw, malformed: list[str]) -> int | None:
 
 
 def batch_time_s(payload: bytes) -> float:
-    """When the engine made a batch; 0.0 if that can't be read."""
+    """Unix time at which the engine made a batch; 0.0 if it can't be read."""
     if len(payload) > PAYLOAD_BYTES_MAX:
         return 0.0
     try:

@@ -82,7 +82,7 @@ class _Recovery:
 
 
 class Feed:
-    """Keeps a fleet view up to date."""
+    """Keeps a fleet view up to date with the messages that come over NATS."""
 
     def __init__(
         self,
@@ -341,7 +341,8 @@ class Feed:
         raise _PullFailed(f"the relay's ring has no end within {CHUNKS_MAX} answers")
 
     async def _pull_snapshot(self, recovery: _Recovery) -> SnapshotChunk:
-        """Stages all chunks; returns the last chunk."""
+        """Requests and stages all chunks of a snapshot; returns the last chunk. Raises
+        _PullFailed."""
         epoch: Epoch | None = None
         as_of: int | None = None
         for i in range(CHUNKS_MAX):
@@ -350,7 +351,7 @@ class Feed:
             if chunk.expired:
                 raise _PullFailed("the relay dropped its snapshot before the last chunk")
             if i and (chunk.epoch, chunk.as_of, chunk.chunk) != (epoch, as_of, i):
-                raise _PullFailed("chunks of different snapshots")
+                raise _PullFailed("the relay's chunks are of different snapshots")
             epoch, as_of = chunk.epoch, chunk.as_of
             if i + 1 >= chunk.chunks:
                 await _stage(self._view, recovery.pull.worker, chunk)
@@ -395,7 +396,7 @@ async def _decoded(view: FleetView, payloads: list[bytes]) -> list[FactsMessage]
 
 
 async def _stage(view: FleetView, worker: WorkerKey, chunk: SnapshotChunk) -> None:
-    """Stages a chunk in slices; other tasks run between two slices."""
+    """Stages a snapshot's chunk in slices; other tasks run between two slices."""
     size = 0
     for fact in chunk.facts:
         for at in range(0, max(1, len(fact.hashes)), SLICE_BYTES):

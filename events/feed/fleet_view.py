@@ -1,6 +1,6 @@
 """The router's picture of its fleet: every worker's stream, heartbeat and place in the index.
 
-Pure: bytes and `now_s` in, pulls to perform out. The feed (events/feed/feed.py) awaits and calls.
+Pure: bytes and `now_s` in, recoveries to perform out; the feed (events/feed/feed.py) does the I/O.
 
 Laws:
 - a worker's blocks are in the index only while the worker is known; a forgotten worker leaves no
@@ -159,7 +159,7 @@ class FleetView:
         predicted_ttl_s: float = PREDICTED_TTL_S,
         approximate_ttl_s: float = 120.0,
     ) -> None:
-        """predicted_ttl_s, approximate_ttl_s: see `predict`; 0: nothing is predicted."""
+        """predicted_ttl_s, approximate_ttl_s: seconds of a prediction, see `predict`; 0: none."""
         self.index = index
         self.sources: dict[WorkerKey, Source] = {}
         self.facts: Counter[str] = Counter()
@@ -552,7 +552,7 @@ class FleetView:
         self._account(source)
 
     def _perform(self, source: Source, effects: Sequence[Effect], now_s: float) -> list[Pull]:
-        """Performs the effects on the index; returns the recoveries to perform."""
+        """Performs the effects of a stream on the index; returns the recoveries to perform."""
         self._mark(source)
         pulls = []
         for effect in effects:
@@ -697,7 +697,7 @@ def _parted(fact: Stored | Removed, size: int) -> tuple[Stored | Removed, Stored
 
 
 def away(source: Source) -> bool:
-    """Whether a worker stopped answering, by its relay's messages, or by their end."""
+    """Whether a worker's engine stopped answering its relay, or the relay's beats ended."""
     return schedulable(source) in (NOT_ANSWERING, StreamState.SILENT.value)
 
 

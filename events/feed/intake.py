@@ -156,7 +156,7 @@ class Intake(Generic[T]):
         return losses
 
     def _serve(self, turns: deque[_Queue[T]]) -> Iterator[T]:
-        """Spends the rest of the slice on these publishers, in turns."""
+        """Yields messages of these publishers, in turns, while the slice has cost left."""
         passed_over = 0
         while passed_over < len(turns) and self._left > 0:
             queue = turns[0]

@@ -76,7 +76,7 @@ class Predictions:
         self._index.predict(slot, guess.young, prefixes)
 
     def forget(self, slot: int) -> None:
-        """Forgets all predictions of a slot, which the index has dropped."""
+        """Forgets all predictions of an index slot; call after the index has dropped them."""
         self._guesses.pop(slot, None)
 
     def tick(self, now_s: float) -> None:

@@ -111,7 +111,7 @@ class Totals(NamedTuple):
 
 
 class Reserved(Protocol):
-    """Load that this router's reservations put on one worker, now and a few seconds ago."""
+    """Interface: the load that this router has reserved on one worker, now and a while ago."""
 
     changed: bool
     """Whether it changed since the last message to other replicas."""
@@ -120,7 +120,7 @@ class Reserved(Protocol):
     def ours(self) -> Totals: ...
 
     def steps(self, since_s: float) -> list[Step]:
-        """The step that held at since_s, and each change after it; times ascend."""
+        """The step that held at since_s (Unix time), and each later step; times ascend."""
 
 
 class _WorkerTotals(msgspec.Struct, frozen=True, array_like=True):
@@ -143,7 +143,7 @@ class _Ejected(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Inflight(msgspec.Struct, frozen=True, tag="inflight", tag_field="kind", omit_defaults=True):
-    """One replica's reserved load, and what it has ejected."""
+    """A message of one replica: the load that it has reserved, its ejections, sessions, queue."""
 
     v: int
     replica: Name
@@ -171,7 +171,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def decode_inflight(payload: bytes) -> Inflight | Unreadable:
-    """A message of the inflight subject. Never raises."""
+    """Reads a message of the inflight subject. Never raises."""
     if len(payload) > MESSAGE_BYTES_MAX:
         return Unreadable("too_large", f"{len(payload)} bytes")
     try:
@@ -327,7 +327,7 @@ def _cut(wanted: list[_Wanted]) -> tuple[list[_Wanted], list[_Wanted]]:
 
 
 def _steps_max(wanted: list[_Wanted]) -> int:
-    """Steps of each worker with which all workers fit in the message."""
+    """Most steps of each worker, up to STEPS_MAX, with which these workers fit in a message."""
     steps_max = STEPS_MAX
     while steps_max > 1 and _bytes(wanted, steps_max) > BYTES_MAX:
         steps_max //= 2
@@ -365,7 +365,7 @@ class _Worker:
     """Times ascend."""
 
     def learn(self, now: Totals, received: list[Step], since_s: float) -> bool:
-        """Replaces the steps after since_s by those received; returns whether that changes any."""
+        """Replaces the totals, and the steps after since_s; returns whether anything changed."""
         steps, changed = self.steps, now != self.now
         self.now = now
         del steps[bisect_right(steps, (max(since_s, received[0][0]), inf)) :]

@@ -84,7 +84,7 @@ Effect = Apply | Forget | Adopt | Recover
 
 @dataclass(slots=True)
 class _Row:
-    """Recoveries in a row."""
+    """Recoveries of a stream in a row, with less than STEADY_S between them."""
 
     recoveries: int = 0
     began_at_s: float = -inf
@@ -194,7 +194,7 @@ class Stream:
             self.gaps += 1
             effects += self._lose(f"gap: {self.seq} then {message.seq}", True, now_s)
         elif not self._requested:
-            effects += self._recover("not received from the start", now_s)
+            effects += self._recover("the stream was not received from its start", now_s)
         return effects
 
     def on_beat(self, beat: Beat, blocks: int, digest: int, now_s: float) -> list[Effect]:
@@ -218,7 +218,7 @@ class Stream:
             effects += [] if self._requested else self._recover(self.reason, now_s)
         elif beat.seq > self.seq:
             self.gaps += 1
-            effects += self._lose(f"lost tail: {self.seq} of {beat.seq}", True, now_s)
+            effects += self._lose(f"last messages lost: {self.seq} of {beat.seq} came", True, now_s)
         elif beat.seq == self.seq and (beat.blocks, beat.digest) != (blocks, digest):
             self.drifts += 1
             effects += self._lose("digest differs", False, now_s)
@@ -241,7 +241,7 @@ class Stream:
         if not effects or messages[-1].seq != self.seq:
             # The ring would answer the same again.
             self._from_ring = False
-            return effects + self._recover_now("the ring does not close the gap", now_s)
+            return effects + self._recover_now("the relay's ring does not close the gap", now_s)
         return effects + self._splice("ring replayed", now_s)
 
     def on_snapshot(self, epoch: Epoch, as_of: int, complete: bool, now_s: float) -> list[Effect]:
@@ -289,7 +289,8 @@ class Stream:
         self._derive("connected again" if connected else CONNECTION_DOWN, now_s)
 
     def on_lost(self, now_s: float) -> None:
-        """Messages of this stream were dropped unread; its next message or beat shows the gap."""
+        """Records that messages of this stream were dropped unread: it is suspect until its next
+        beat, which shows the gap."""
         self._confirmed = False
         self._derive("messages come faster than their budget", now_s)
 

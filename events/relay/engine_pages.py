@@ -1,7 +1,7 @@
 """The HTTP pages of one engine, which its relay polls: identity, load, health.
 
-The shell around events/engines/pages/probe.py: timers, and the decision whether the engine is
-healthy.
+events/engines/pages/probe.py reads the pages; this module has the timers, and decides whether the
+engine is healthy.
 
 Laws:
 - any usable answer makes the engine healthy, and of an engine whose model is configured any answer
@@ -136,7 +136,7 @@ class EnginePages:
         self._models_due.set()
 
     async def _ask_identity(self, probe: Probe) -> None:
-        """Reads the identity, for ever; apart from the load, so that neither delays the other."""
+        """Reads the identity, for ever; in a task of its own, so that it delays no load."""
         loop, whole_at_s = asyncio.get_running_loop(), -inf
         while True:
             self._models_due.clear()

@@ -209,7 +209,8 @@ class Heartbeats:
         if dropped["block_size_unsuitable"]:
             warnings.append(
                 f"blocks of {engine_size} tokens can't be split or merged to"
-                f" {self._settings.block_size}: no block of this worker is indexed"
+                f" {self._settings.block_size}: no block of this worker is indexed; set block_size"
+                f" to a multiple of {engine_size}"
             )
         if dropped["unnamed_lora"]:
             warnings.append(

@@ -187,4 +187,4 @@ def read_file(path: Path) -> bytes | None:
 
 def _check_size(size: int) -> None:
     if size > FILE_BYTES_MAX:
-        raise OSError(f"the file has {size} bytes, more than {FILE_BYTES_MAX}")
+        raise OSError(f"the saved ledger has {size} bytes, more than {FILE_BYTES_MAX}")

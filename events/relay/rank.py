@@ -289,9 +289,9 @@ class Rank(RankStream[Ledger]):
         return effects
 
     def on_process_start(self, started_s: float, now_s: float) -> list[RankEffect]:
-        """The engine's process started at started_s (Unix time), as its pages say. A start after
-        the first message of this life is another life, though the sequence hasn't shown it yet.
-        Before the first message, any start other than the last is another life."""
+        """Takes the start (Unix time) of the engine's process from its pages. A start after the
+        first message of this life is another life, though the sequence hasn't shown it yet. Before
+        the first message, any start later than the last is another life."""
         before_s = self._process_start_s
         if started_s <= before_s:
             return []  # known: where clocks differ, a start may stay ahead of messages
@@ -307,9 +307,9 @@ class Rank(RankStream[Ledger]):
         return effects + self.start()
 
     def on_asleep(self, now_s: float) -> list[RankEffect]:
-        """The engine's page says that it sleeps without its cache: its blocks are gone. vLLM's
-        event that says so comes with its first step after waking; blocks of messages that were
-        under way go with the next page."""
+        """Empties the ledger of an engine whose page says that it sleeps without its cache. vLLM's
+        event that says so comes with its first step after waking; blocks of messages that were in
+        transit go with the next page."""
         if not len(self.ledger):
             return []
         self._emptied += 1
@@ -413,7 +413,7 @@ class Rank(RankStream[Ledger]):
         return _publish(self._forget_all(now_s))
 
     def _apply(self, seq: int, payload: bytes, now_s: float) -> list[RankEffect]:
-        """Applies the next message."""
+        """Applies the engine's next message to the ledger; returns the full messages to publish."""
         self._next_seq = seq + 1
         self._last_digest = xxh3_64_intdigest(payload)
         self.last_event_s = now_s

@@ -3,7 +3,7 @@
     engine ──ZMQ──> Rank (order, decode, count copies, number) ──NATS──> every router
     engine ──HTTP─> Probe ──> heartbeats
 
-The shell around events/relay/rank.py: sockets and timers, no decisions; the streams leave by
+Does the I/O (sockets, timers) for events/relay/rank.py, which decides; the streams leave by
 events/relay/stream_publisher.py. Nothing here pushes back on the engine: messages that can't be
 sent are dropped and counted, and gaps in the stream's numbers show the loss. An engine without KV
 events has heartbeats, and an empty stream.
@@ -157,7 +157,7 @@ class Relay:
             log.info("%s publishes no KV events: routers predict its blocks", settings.id)
 
     def look_at_models(self) -> None:
-        """Reads the engine's list of models soon: see EnginePages."""
+        """Reads the engine's list of models soon: see EnginePages.look_at_models."""
         self._pages.look_at_models()
 
     async def stop(self) -> None:

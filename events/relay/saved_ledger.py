@@ -37,7 +37,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     process_start_s: UnixSeconds | None
     """Start of the engine's process, from its metrics (Unix time)."""
     taken_at_s: UnixSeconds
-    """Unix time."""
+    """Unix time at which the ledger was copied."""
 
     def is_before(self, started_s: float) -> bool:
         """Whether the engine's process that started at started_s is newer than this ledger."""
@@ -76,7 +76,7 @@ def pack(source: Source, checkpoint: Checkpoint, copy: LedgerCopy) -> bytes:
 
 
 def unpack(source: Source, data: bytes) -> tuple[Checkpoint, Ledger]:
-    """The saved ledger of this source; raises UnusableLedger."""
+    """The checkpoint and ledger that `data` has saved for this source; raises UnusableLedger."""
     start = len(MAGIC) + _CHECKSUM_BYTES
     if data[: len(MAGIC)] != MAGIC:
         raise UnusableLedger(f"the file begins with {data[: len(MAGIC)]!r}, not with {MAGIC!r}")

@@ -3,9 +3,9 @@
     router ──NATS: Warm────> Warmer ──POST /v1/completions: the tokens, max_tokens 1──> engine
     router <──NATS: Warmed──
 
-Works on every engine with a prefix cache, which keeps the computed blocks. A shell: it awaits, and
-its only decisions are its bounds: one prefix at a time, JOBS_MAX in all, and none while requests
-wait in the engine. Routers that request the same prefix at the same time share its computation.
+Works on every engine with a prefix cache, which keeps the computed blocks. Bounds: one prefix at a
+time, JOBS_MAX that are computed or wait, and none while requests wait in the engine. Routers that
+request the same prefix at the same time share its computation.
 """
 
 import asyncio

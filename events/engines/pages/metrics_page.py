@@ -26,7 +26,7 @@ vLLM has some 25 KiB. Beyond it all are forgotten, so that larger pages are pars
 
 
 class Page:
-    """The samples with these names on a Prometheus page.
+    """The samples of wanted names on a page of Prometheus metrics. Raises LoadUnreadable.
 
     Pages have a thousand lines and are read every second, so lines with other names, and a
     counter's `_created`, are dropped before parsing; and of a line whose name and labels were on an
@@ -157,8 +157,8 @@ def _number(text: str) -> float:
 def own_numbers(
     page: bytes, wanted: Mapping[str, str], label: str
 ) -> dict[int | None, dict[str, float]]:
-    """Rank -> name -> value of the metrics that an operator wants, name to metric; None for samples
-    whose `label` has no rank, which are of the whole engine.
+    """Rank -> name -> value of an operator's own numbers (`wanted`: name -> metric); rank None for
+    samples whose `label` has no rank, which are of the whole engine.
 
     Of several samples of a rank, those of a counter (..._total, _sum, _count) are added up, and of
     others the largest counts. Values that are not finite, or over OWN_VALUE_MAX, are left out.

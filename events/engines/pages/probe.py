@@ -1,4 +1,4 @@
-"""Reads an engine's identity and load over HTTP. The shell around events/engines/pages/load.py.
+"""Reads an engine's identity and load over HTTP; events/engines/pages/load.py has their form.
 
 Redirects are never followed: the server at an engine's address could send the relay to any URL in
 the relay's network.
@@ -125,14 +125,14 @@ Pages = tuple[bytes | None, ...]
 
 
 async def _parsed(read: Callable[[], Read], *pages: bytes | None) -> Read:
-    """What is read of pages; long ones are parsed in a thread."""
+    """Calls `read`, which parses these pages; in a thread if they are longer than SHORT_BYTES."""
     if sum(len(page) for page in pages if page is not None) <= SHORT_BYTES:
         return read()
     return await asyncio.to_thread(read)
 
 
 class Probe:
-    """Identity and load of one engine, as last read. The three `ask_` methods may run together.
+    """Identity and load of one engine, as last read. Its `ask_` methods may run together.
 
     Law: whatever the engine answers, and at whatever pace, ends within its time limit in an Answer;
     no exception leaves a method.
@@ -183,7 +183,8 @@ class Probe:
         )
 
     async def ask_identity(self, *, whole: bool = True) -> Answer:
-        """Reads the identity. whole: False: its models alone, where the rest is known."""
+        """Reads the identity. whole=False: of the pages that were read before, only those that
+        change."""
         try:
             identity = await self._read_identity(None if whole else self._kept)
         except (EngineSilent, LoadUnreadable) as error:
@@ -200,8 +201,8 @@ class Probe:
         return self._answered("load")
 
     async def ask_mooncake(self) -> bool:
-        """Reads the engine_ids; returns whether Mooncake's bootstrap server answered. If not, the
-        engine is healthy all the same."""
+        """Reads the ranks' engine_ids; returns whether Mooncake's bootstrap server gave any. The
+        engine's health does not depend on it."""
         if self._mooncake is None:
             return True
         self._troubles.pop("mooncake", None)
@@ -217,8 +218,8 @@ class Probe:
         return bool(ids)
 
     async def _read_identity(self, kept: Pages | None) -> EngineIdentity:
-        """kept: pages of an earlier identity, of which those that rarely change are not read
-        again."""
+        """Reads the identity's pages. kept: pages of an earlier identity, of which those that
+        rarely change are not read again; None: all are read."""
         pages: list[bytes | None] = []
         for index, page in enumerate(self._reading.identity_pages):
             if kept is not None and not page.changes:

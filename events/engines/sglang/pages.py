@@ -78,7 +78,7 @@ class _LoadStat(Struct, array_like=True, tag="LoadStat"):
 
 
 def sglang_load_stat(payload: bytes, page_size: int) -> tuple[int, LoadSample]:
-    """(rank, load) from one payload of SGLang's LoadStat feed; as sglang_loads otherwise.
+    """(rank, load) from one payload of SGLang's LoadStat feed, converted as in sglang_loads.
 
     num_total_tokens also counts waiting requests and is not used. Raises LoadUnreadable.
     """
@@ -183,7 +183,7 @@ class _SglangEvents(Struct):
 
 
 class _ServerInfo(Struct):
-    """The used entries of some 550, which have every argument of the server."""
+    """The entries of /server_info that kvroute reads, of some 550."""
 
     version: Name | None = None
     served_model_name: Name | None = None

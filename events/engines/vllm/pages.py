@@ -164,7 +164,7 @@ def vllm_identity(
 
 
 def _vllm_scheduler(info: "_VllmServerInfo | None") -> Mapping[str, object]:
-    """The scheduler's configuration; empty if the page has it as text.
+    """The scheduler's configuration in /server_info; empty if the page has it as text.
 
     The page is for people and differs between releases: each used value is checked by itself, so
     that no other part of the page makes an engine unreadable.

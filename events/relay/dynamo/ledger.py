@@ -21,7 +21,7 @@ from indexer.identity import BlockHash, Tier
 
 
 class DynamoLedger(HeldBlocks):
-    """The blocks of one (worker, rank)."""
+    """The blocks that one rank of a Dynamo worker holds."""
 
     def __init__(self, blocks_max: int = BLOCKS_MAX, dropped: Counter[str] | None = None) -> None:
         super().__init__(blocks_max, 1, dropped)

@@ -33,7 +33,7 @@ from events.relay.rank_stream import RankStream
 
 
 class DynamoRank(RankStream[DynamoLedger]):
-    """The stream of one (worker, rank)."""
+    """The outgoing stream of one rank of a Dynamo worker."""
 
     def __init__(self, epoch: Epoch, *, blocks_max: int = 1 << 22) -> None:
         counts: Counter[str] = Counter()
@@ -56,7 +56,7 @@ class DynamoRank(RankStream[DynamoLedger]):
         return f"<DynamoRank {kind}{doubt} at {self._next_id}, {self.ledger!r}>"
 
     def on_event(self, event: WorkerEvent, origin: Origin, now_s: float) -> list[bytes]:
-        """The worker's next event; returns messages for the facts subject, in order."""
+        """Applies the worker's next event; returns messages for the facts subject, in order."""
         messages: list[bytes] = []
         number, expected = event.event_id, self._next_id
         if expected is None:

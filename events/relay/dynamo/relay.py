@@ -3,7 +3,7 @@
     workers ──NATS (kv-events, kv_metrics, forward-pass-metrics)──> DynamoRank, one a (worker, rank)
                                                                     ──NATS──> routers
 
-The shell around events/relay/dynamo/rank.py: subscriptions and timers, no decisions; the streams
+Does the I/O (subscriptions, timers) for events/relay/dynamo/rank.py, which decides; the streams
 leave by events/relay/stream_publisher.py. One subject carries many workers: each becomes a stream
 of its own with its first message, and ends after a silence of `worker_timeout_s` or by a fleet
 command.
@@ -47,7 +47,7 @@ from indexer.identity import WorkerKey
 QUIET_S = 60.0
 """Seconds of silence after which a worker's heartbeat has a warning."""
 _TURN_MESSAGES = 64
-"""Messages taken in a turn of the event loop."""
+"""Messages handled in a turn of the event loop."""
 _LOG_S = 10.0
 """Least seconds between two log lines about unreadable messages."""
 _BLOCKS_PLAUSIBLE = 1_000_000_000
@@ -375,7 +375,7 @@ def _warnings(worker: _Worker, now_s: float, *, connected: bool) -> list[str]:
     if not connected:
         warnings.append("the NATS server of the Dynamo fleet is away")
     elif now_s - worker.heard_at_s >= QUIET_S:
-        warnings.append("the worker is quiet: idle, or gone")
+        warnings.append(f"the worker has sent nothing for {QUIET_S:g} s: it is idle, or gone")
     if not worker.sends_passes and now_s - worker.known_since_s >= QUIET_S:
         warnings.append(
             "the worker sends no forward-pass metrics, so that it is not known before its first"
