@@ -68,25 +68,25 @@ class BlockIndex(Protocol):
         """A free slot (a worker's number in the index) for a new worker; reuses forgotten slots."""
 
     def forget(self, slot: int) -> int:
-        """Drops all placements of a slot and frees the slot. Returns the placements dropped."""
+        """Drops all placements of an index slot and frees the slot. Returns how many it dropped."""
 
     def store(self, slot: int, tier: Tier, hashes: HashArray) -> int:
-        """Adds placements of a slot on a tier. Returns the number of new placements."""
+        """Adds placements of an index slot on a tier. Returns the number of new placements."""
 
     def remove(self, slot: int, tier: Tier, hashes: HashArray) -> int:
-        """Drops placements of a slot on a tier. Returns the number that were present."""
+        """Drops placements of an index slot on a tier. Returns the number that were present."""
 
     def clear(self, slot: int, tier: Tier | None = None) -> int:
-        """Drops all placements of a slot, on one tier or (None) on all; with those of the device
+        """Drops all placements of an index slot on one tier or (None) all; with those of the device
         tier, its predictions, too. Returns the number of placements dropped."""
 
     def match(self, hashes: HashArray) -> Match:
-        """The longest run of leading blocks that each slot holds. Changes nothing."""
+        """The longest run of leading blocks that each index slot holds. Changes nothing."""
 
     def overlap(
         self, hashes: HashArray, usable_max: int, slots: npt.NDArray[np.intp], unit: int = 1
     ) -> npt.NDArray[np.int32]:
-        """Leading runs of these slots, and their usable parts: within the first usable_max blocks.
+        """Leading runs of index slots, and their usable parts: in the first usable_max blocks.
 
         Shape (2 + len(Tier) + 1, len(slots)): rows are the run, the usable run, and the usable run
         split as Match.blocks; in blocks times `unit` (tokens, for a block's tokens). Changes
@@ -94,27 +94,27 @@ class BlockIndex(Protocol):
         """
 
     def count(self, slot: int, tier: Tier | None = None) -> int:
-        """Number of placements of a slot, on one tier or (None) on all."""
+        """Number of placements of an index slot, on one tier or (None) on all."""
 
     def told(self, slot: int) -> int:
-        """Number of placements that a slot's facts say it has: present, or dropped for space."""
+        """Number of placements that an index slot's facts report: present, or dropped for space."""
 
     def whole(self, slot: int) -> bool:
-        """Whether none of a slot's placements was dropped for lack of space."""
+        """Whether no placement of an index slot was dropped for lack of space."""
 
     def predict(self, slot: int, generation: int, hashes: HashArray) -> int:
-        """Predicts those of the blocks that a slot does not hold, in generation 0 or 1; a predicted
-        block moves to the generation of its last prediction, and ends when it is stored. Returns
-        how many predictions are new or moved."""
+        """Predicts those of the blocks that an index slot does not hold, in generation 0 or 1. A
+        predicted block moves to the generation of its last prediction, which ends when the block is
+        stored. Returns how many predictions are new or moved."""
 
     def unpredict(self, slot: int, generation: int, hashes: HashArray) -> int:
-        """Ends a slot's predictions of these blocks in a generation. Returns how many it ended."""
+        """Ends an index slot's predictions of these blocks in a generation. Returns how many."""
 
     def predicted(self, slot: int) -> int:
-        """Number of predicted blocks of a slot."""
+        """Number of predicted blocks of an index slot."""
 
     def digest(self, slot: int) -> int:
-        """Order-free digest of a slot's placements, see `mix_digest`; includes placements dropped
+        """Order-free digest of an index slot's placements, see `mix_digest`; includes those dropped
         for lack of space, so that it is comparable with the relay's."""
 
     def stats(self) -> IndexStats:

@@ -159,7 +159,7 @@ class ReferenceIndex:
         return IndexStats(len(self._holders), placements, placements * _PLACEMENT_BYTES)
 
     def _add(self, slot: int, level: int, prefix: PrefixHash) -> bool:
-        """Adds a hash to a slot's level (a tier or a generation); returns whether it was absent."""
+        """Adds a hash to a level (tier or generation) of a slot; returns whether it was absent."""
         held = self._held[slot][level]
         if prefix in held:
             return False

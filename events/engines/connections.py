@@ -180,7 +180,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _socket(address: Any) -> socket.socket:
-    """A socket on which a dead host is noticed."""
+    """A socket that fails when its host has answered no packet for DEAD_S."""
     family, kind, protocol = address[:3]
     made = socket.socket(family, kind, protocol)
     made.setblocking(False)

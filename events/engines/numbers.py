@@ -24,7 +24,7 @@ _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,199}")
 
 @dataclass(frozen=True, slots=True)
 class EngineNumber:
-    """A number of a rank of an engine."""
+    """The record of a number that engines report for a rank."""
 
     name: str
     """Name in snake case, with the unit."""
@@ -86,7 +86,7 @@ def in_table(numbers: Mapping[str, float]) -> dict[str, float]:
 
 
 def own_fault(own: Mapping[str, str]) -> str:
-    """Why own numbers, name to metric, can't be read; empty: they can."""
+    """Why an operator's own numbers (name -> metric) can't be read; empty: they can."""
     for name, metric in own.items():
         if not _OWN_NAME.fullmatch(name):
             return f"{name!r} is no name: a letter a-z, then at most 47 characters a-z, 0-9 and _"

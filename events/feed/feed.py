@@ -145,7 +145,7 @@ class Feed:
         return await self._broker.publish(subjects.control(self._fleet), encode(control))
 
     def recover(self, pulls: list[Pull]) -> None:
-        """Starts recoveries that the view returned; each cancels one of its worker that runs."""
+        """Starts recoveries that the view returned; cancels an earlier one of the same worker."""
         for pull in pulls:
             running = self._recoveries.get(pull.worker)
             if running is not None and not running.done():
@@ -280,7 +280,7 @@ class Feed:
                 self._on_forgotten(forgotten, now_s)
 
     async def _recover(self, pull: Pull) -> None:
-        """Performs one recovery, after a random delay that spreads those of the same moment."""
+        """Performs a recovery, after a random delay that spreads recoveries of the same moment."""
         await asyncio.sleep(self._rng.uniform(0, _JITTER_S))
         async with self._at_once:
             log.info("%s: %s; a recovery from its relay starts", pull.worker, pull.reason)

@@ -365,7 +365,7 @@ class Stream:
         return self._recover(reason, now_s)
 
     def _recover(self, reason: str, now_s: float) -> list[Effect]:
-        """Requests a recovery; a later beat does so while the pause after the last one holds."""
+        """Requests a recovery; during the pause after the last one, leaves that to a later beat."""
         row = self._row
         since_s = now_s - row.began_at_s
         if since_s < row.pause_s:

@@ -32,19 +32,19 @@ class Attempt(NamedTuple):
 
 
 def of_relay(fleet: str, worker_ids: Sequence[str]) -> Rights:
-    """The rights of a relay of these workers."""
+    """The NATS rights of a relay of these workers."""
     tokens = [f"{subjects.escape(worker_id)}.*" for worker_id in worker_ids]
     return _rights(fleet, "relay", tokens)
 
 
 def of_router(fleet: str) -> Rights:
-    """The rights of every router."""
+    """The NATS rights of every router of a fleet."""
     publish, subscribe = _rights(fleet, "router", ["*.*"])
     return Rights(publish, (*subscribe, "_INBOX.>"))
 
 
 def _rights(fleet: str, side: Side, workers: Sequence[str]) -> Rights:
-    """The rights of a side. workers: the last tokens of the workers' subjects."""
+    """The NATS rights of relays or routers. workers: the last tokens of their subjects."""
     last = {"replica": "*", "fleet": ""}
     of_workers = [(plane, each) for each in workers for plane in PLANES if plane.whose == "worker"]
     others = [(plane, last[plane.whose]) for plane in PLANES if plane.whose != "worker"]

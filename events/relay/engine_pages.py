@@ -185,7 +185,7 @@ class EnginePages:
             await sleep(wait_s if is_odd else max(0.0, wait_s - took_s))
 
     async def _ask_mooncake(self, probe: Probe) -> None:
-        """Reads the engine's name at Mooncake's bootstrap server, for ever."""
+        """Reads the ranks' engine_ids from Mooncake's bootstrap server, for ever."""
         while True:
             self._mooncake_due.clear()
             answered = await probe.ask_mooncake()

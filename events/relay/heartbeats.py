@@ -140,7 +140,7 @@ class Heartbeats:
         )
 
     def _canonical(self, blocks: float, scale: float) -> float | None:
-        """Canonical blocks; None, counted, for more than a heartbeat may have."""
+        """blocks * scale, in canonical blocks; None, counted, for more than BLOCKS_MAX."""
         if blocks * scale <= BLOCKS_MAX:
             return blocks * scale
         self._counts["implausible_load"] += 1

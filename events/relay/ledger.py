@@ -138,7 +138,7 @@ class HeldBlocks:
         return [Wiped()] if had_any else []
 
     def _changes(self) -> list[Change]:
-        """The changes that a call made which did not raise."""
+        """The changes by a call that has ended without raising."""
         self._is_half_applied = False
         return [
             Placed(tier, parent, hashes) if is_placed else Gone(tier, hashes)

@@ -71,7 +71,7 @@ class Outbox:
         self._ring_bytes = 0
 
     def add(self, changes: Sequence[Change], read_at_s: float) -> list[bytes]:
-        """Gathers changes; returns the messages that are full."""
+        """Gathers changes, read at read_at_s (Unix time); returns the messages that are full."""
         full = []
         for change in changes:
             for fact in _facts(change, self._message_bytes):

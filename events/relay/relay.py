@@ -277,7 +277,7 @@ class Relay:
             raise
 
     def _connected(self, shell: RankShell) -> None:
-        """Heals the loss of a connection to the publisher, once it is connected again."""
+        """Lets the rank request a replay once the engine's publisher is connected again."""
         self._connected_once = True
         if shell.started:  # at the first connection, the rank's start does that
             self._perform(shell, shell.rank.on_reconnected())

@@ -55,7 +55,7 @@ class _Frozen:
 
 
 class SnapshotServer:
-    """Answers for one stream. The caller flushes the outbox before each answer."""
+    """Answers SnapshotRequests about one stream. The caller flushes the outbox before each."""
 
     def __init__(self, ledger: Holder, outbox: Outbox) -> None:
         self._ledger = ledger

@@ -88,7 +88,7 @@ class StreamPublisher(Generic[S]):
         self._beat_due = asyncio.Event()
 
     def start(self, supervisor: Supervisor) -> None:
-        """Sends and beats until the supervisor closes."""
+        """Starts to send facts, beats and heartbeats, until the supervisor closes."""
         _ = supervisor.keep(self._send, "facts")
         _ = supervisor.keep(self._beat, "beats")
 

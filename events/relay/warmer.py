@@ -84,7 +84,7 @@ class Warmer:
         self._one_at_a_time = asyncio.Semaphore(1)
 
     async def on_message(self, message: Msg) -> None:
-        """A router's Warm: a request for a prefix, or its cancel."""
+        """Handles a router's Warm: a request for a prefix, or its cancel."""
         request = decode(Warm, message.data)
         if isinstance(request, Unreadable):
             self._counts["warm_malformed"] += 1

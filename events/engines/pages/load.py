@@ -123,7 +123,7 @@ def count(value: object) -> int | None:
 
 
 def positive(text: str | None) -> int | None:
-    """The number in a label of an info gauge; None for "None" and other texts."""
+    """The positive integer in a label of an info gauge; None for other texts, such as "None"."""
     if text is None or len(text) > 18 or not (text.isascii() and text.isdigit()):
         return None
     return int(text) or None

@@ -57,7 +57,7 @@ _DECODER = msgspec.msgpack.Decoder(_Stored | Removed | Cleared)
 
 
 def decode(payload: bytes) -> EngineBatch:
-    """One payload of TensorRT-LLM's event publisher; never raises."""
+    """Decodes a payload of TensorRT-LLM's event publisher; never raises."""
     return decode_batch(payload, _SCHEMA)
 
 

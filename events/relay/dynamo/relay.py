@@ -283,7 +283,7 @@ class DynamoRelay:
             await self._publisher.answer(worker, message)
 
     async def _control_came(self, message: Msg) -> None:
-        """A fleet command: a removed worker's stream ends here, too."""
+        """Handles a fleet command: a removed worker's stream ends here, too."""
         control = decode(Control, message.data)
         if isinstance(control, Unreadable):
             self.counts["malformed_request"] += 1
