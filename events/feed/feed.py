@@ -214,7 +214,7 @@ class Feed:
         for handler, key, payload in intake.take():
             try:
                 handler(key, payload)
-            except Exception as error:  # from another replica's message: only that message is lost
+            except Exception as error:  # from a relay's message: only that message is lost
                 view.dropped["handling_failed"] += 1
                 self._broker.listener_failed(f"the facts or load of {key}", error)
             if view.applied > applied + 1:  # a message's own cost covers one fact

@@ -296,10 +296,10 @@ class Relay:
         if answer.trouble:
             self.counts[answer.trouble] += 1
             log.warning(
-                "%s: the engine's replay was cut off after %d batches: %s",
+                "%s: the engine's replay was cut off (%s) after %d batches",
                 shell.key,
-                count,
                 answer.trouble,
+                count,
             )
         effects = shell.rank.on_replay(answer.parts, answer.ended, self._clock())
         answer.parts.clear()  # frees the applied messages
