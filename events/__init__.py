@@ -1,4 +1,4 @@
-"""The path of facts: from engine bytes to ordered, typed facts.
+"""The path of facts: from the bytes of engines' KV events to ordered, typed facts in routers.
 
-The relay stands on the engine's side, the feed on the router's.
+The relay runs on the engine's side, the feed in the router.
 """

@@ -293,10 +293,10 @@ cdef class BlockCopies:
         cdef size_t size = len(saved)
         cdef uint32_t taken, count
         if self._copies.blocks:
-            raise ValueError("blocks are restored into none")
+            raise ValueError("saved blocks are restored into an empty object only")
         copies_clear(&self._copies)
         if not size or at[0] not in (COPY_GROUPS_FIRST, COPY_GROUPS):
-            raise ValueError("saved blocks begin with no number of groups")
+            raise ValueError("the first byte of saved blocks is no number of groups")
         if at[0] != self._copies.groups:
             self._check(COPY_GROUPS - 1, 0)
         whole, left = divmod(size - 1, saved_bytes(&self._copies))

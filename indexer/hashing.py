@@ -29,7 +29,7 @@ _HEX_DIGITS = frozenset(hexdigits)
 
 
 class MultimodalItem(NamedTuple):
-    """An image, a sound or the like: its content hash and the tokens it covers."""
+    """An image, a sound or the like in a prompt: its content hash and the tokens that it covers."""
 
     content_hash: int
     first_token: int

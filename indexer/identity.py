@@ -1,4 +1,4 @@
-"""Types that every station shares: hashes of blocks, tiers, workers."""
+"""Types that all parts of kvroute share: hashes of blocks, tiers, workers."""
 
 from enum import IntEnum
 from typing import NamedTuple, NewType
@@ -11,7 +11,7 @@ BlockHash = NewType("BlockHash", int)
 """XXH3-64 of one block's content, an unsigned 64-bit number."""
 
 PrefixHash = NewType("PrefixHash", int)
-"""A block and all blocks before it, an unsigned 64-bit number: the key of the index."""
+"""Hash of a block and all blocks before it, an unsigned 64-bit number: the key of the index."""
 
 HashArray = npt.NDArray[np.uint64]
 """Hashes as a one-dimensional array of little-endian u64, as in messages."""
@@ -29,7 +29,7 @@ class Tier(IntEnum):
 
 
 class WorkerKey(NamedTuple):
-    """A schedulable target. An engine with data parallelism is a worker for each rank."""
+    """Name of a worker, the target of a pick: an engine, or one data-parallel rank of an engine."""
 
     worker_id: str
     dp_rank: int

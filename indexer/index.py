@@ -20,9 +20,9 @@ import numpy.typing as npt
 from indexer.identity import HashArray, Tier
 
 PREDICTED = len(Tier)
-"""The row of a match after the tiers: blocks that a worker will probably hold soon."""
+"""Row of a Match, after the tiers' rows: blocks that a worker will probably hold soon."""
 BLOCK_BYTES = 32
-"""Most bytes of a block on one worker in the native index; of a shared block, much less."""
+"""Most bytes of the native index for a block on one worker; each further worker takes less."""
 GENERATIONS = 2
 """Generations of predictions: the young generation fills, the elder runs out."""
 U64_MASK = (1 << 64) - 1
@@ -30,19 +30,19 @@ _DIGEST_ROTATION = 21
 
 
 class Match(NamedTuple):
-    """The part of a prompt that each slot holds, in blocks."""
+    """The leading part of a prompt that each worker (slot) holds, in blocks."""
 
     blocks: npt.NDArray[np.int32]
-    """Shape (len(Tier) + 1, slots): blocks of the run by the fastest tier that holds each; the last
-    row (PREDICTED) has blocks that are only predicted."""
+    """Shape (len(Tier) + 1, slots): blocks of the leading run by the fastest tier that holds each;
+    the last row (PREDICTED) has blocks that are only predicted."""
 
     def held(self) -> npt.NDArray[np.int32]:
-        """Blocks of the run that some tier holds, for each slot; shape (slots,)."""
+        """Blocks of the leading run that some tier holds; shape (slots,)."""
         total: npt.NDArray[np.int32] = self.blocks[:PREDICTED].sum(axis=0, dtype=np.int32)
         return total
 
     def run(self) -> npt.NDArray[np.int32]:
-        """Shape (slots,): length of the run, over all tiers."""
+        """Blocks of the leading run, on any tier or predicted; shape (slots,)."""
         total: npt.NDArray[np.int32] = self.blocks.sum(axis=0, dtype=np.int32)
         return total
 
@@ -61,67 +61,69 @@ class IndexStats(NamedTuple):
 
 
 class BlockIndex(Protocol):
-    """The interface of every implementation, tested by tests/indexer/test_index.py."""
+    """Interface of the overlap index, in which a slot is a worker's number;
+    tests/indexer/test_index.py tests every implementation."""
 
     def open_slot(self) -> int:
-        """An unused slot, for a new worker; reuses forgotten slots."""
+        """A free slot (a worker's number in the index) for a new worker; reuses forgotten slots."""
 
     def forget(self, slot: int) -> int:
-        """Drops all placements of a slot and frees the slot. Returns the placements dropped."""
+        """Drops all placements of an index slot and frees the slot. Returns how many it dropped."""
 
     def store(self, slot: int, tier: Tier, hashes: HashArray) -> int:
-        """Adds placements. Returns the number of new placements."""
+        """Adds placements of an index slot on a tier. Returns the number of new placements."""
 
     def remove(self, slot: int, tier: Tier, hashes: HashArray) -> int:
-        """Drops placements. Returns the number that were present."""
+        """Drops placements of an index slot on a tier. Returns the number that were present."""
 
     def clear(self, slot: int, tier: Tier | None = None) -> int:
-        """Drops all placements of a slot, on one tier or on all, and with those of the device its
-        predictions. Returns the number of placements dropped."""
+        """Drops all placements of an index slot on one tier or (None) all; with those of the device
+        tier, its predictions, too. Returns the number of placements dropped."""
 
     def match(self, hashes: HashArray) -> Match:
-        """The longest run of leading blocks, for every slot. Reads only."""
+        """The longest run of leading blocks that each index slot holds. Changes nothing."""
 
     def overlap(
         self, hashes: HashArray, usable_max: int, slots: npt.NDArray[np.intp], unit: int = 1
     ) -> npt.NDArray[np.int32]:
-        """The match of these slots, and its usable part: the first usable_max blocks.
+        """Leading runs of index slots, and their usable parts: in the first usable_max blocks.
 
-        Shape (2 + len(Tier) + 1, len(slots)): the run, the usable run, and the usable run by the
-        rows of a match, in blocks; times `unit`: a block's tokens give tokens. Reads only.
+        Shape (2 + len(Tier) + 1, len(slots)): rows are the run, the usable run, and the usable run
+        split as Match.blocks; in blocks times `unit` (tokens, for a block's tokens). Changes
+        nothing.
         """
 
     def count(self, slot: int, tier: Tier | None = None) -> int:
-        """Placements of a slot, on one tier or on all."""
+        """Number of placements of an index slot, on one tier or (None) on all."""
 
     def told(self, slot: int) -> int:
-        """Placements of a slot in its facts: present ones, and those dropped for lack of space."""
+        """Number of placements that an index slot's facts report: present, or dropped for space."""
 
     def whole(self, slot: int) -> bool:
-        """Whether all that a slot's facts say is here: nothing was dropped for lack of space."""
+        """Whether no placement of an index slot was dropped for lack of space."""
 
     def predict(self, slot: int, generation: int, hashes: HashArray) -> int:
-        """Predicts the blocks that a slot does not hold; a predicted block is in the generation of
-        its last prediction. Storing a block ends its prediction. Returns how many are new or moved.
-        """
+        """Predicts those of the blocks that an index slot does not hold, in generation 0 or 1. A
+        predicted block moves to the generation of its last prediction, which ends when the block is
+        stored. Returns how many predictions are new or moved."""
 
     def unpredict(self, slot: int, generation: int, hashes: HashArray) -> int:
-        """Ends the predictions of these blocks in this generation. Returns how many."""
+        """Ends an index slot's predictions of these blocks in a generation. Returns how many."""
 
     def predicted(self, slot: int) -> int:
-        """Predicted blocks of a slot."""
+        """Number of predicted blocks of an index slot."""
 
     def digest(self, slot: int) -> int:
-        """Order-free digest of a slot's placements, see `mix_digest`; includes placements dropped
+        """Order-free digest of an index slot's placements, see `mix_digest`; includes those dropped
         for lack of space, so that it is comparable with the relay's."""
 
     def stats(self) -> IndexStats:
-        """Sizes. Blocks of forgotten workers may count until they are swept."""
+        """Sizes of the index. Blocks of forgotten workers may count until `sweep` frees them."""
 
     def sweep(self, steps: int = ...) -> bool:
         """Frees about `steps` blocks of forgotten workers. Returns whether any are left.
 
-        Forgetting returns at once and frees in slices, so that no worker is too large to forget.
+        `forget` returns at once, and leaves the freeing to these slices: no worker is too large.
         """
 
 

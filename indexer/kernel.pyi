@@ -1,4 +1,4 @@
-"""The native twin of indexer.hashing and indexer.reference: see kernel.pyx."""
+"""The native implementation of indexer.hashing and indexer.reference: see kernel.pyx."""
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,9 @@ def token_prefixes(token_bytes: Buffer, block_size: int, seed: int) -> HashArray
 def add_items(
     token_bytes: Buffer, block_size: int, seed: int, items: HashArray, hashes: HashArray
 ) -> None:
-    """Replaces the BlockHashes of those blocks that items cover.
+    """Replaces, in `hashes`, the BlockHashes of the blocks that multimodal items cover.
 
-    items: content hash, first block and last block of each item, ascending."""
+    items: shape (items, 3): content hash, first block and last block of each, ascending."""
 
 def prefix_hashes(blocks: HashArray, parent: int | None = None) -> HashArray:
     """PrefixHashes of a chain of BlockHashes, after `parent` if there is one."""
@@ -32,7 +32,7 @@ class NativeIndex:
     """See indexer.index.BlockIndex; `stats().blocks` includes forgotten blocks until a sweep."""
 
     def __init__(self, bytes_max: int | None = None, share_max: int | None = None) -> None:
-        """bytes_max: of the whole index. share_max: placements of one worker. None: no limit."""
+        """bytes_max: bytes of the index. share_max: placements of a worker. None: no limit."""
 
     @override
     def __repr__(self) -> str: ...

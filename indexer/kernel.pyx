@@ -79,7 +79,7 @@ def add_items(const uint8_t[::1] token_bytes not None, Py_ssize_t block_size, ui
     cdef size_t count = hashes.shape[0], block_bytes = 4 * <size_t>block_size
     cdef int failed
     if block_size < 1 or items.shape[1] != 3 or count * block_bytes > <size_t>token_bytes.shape[0]:
-        raise ValueError("no hashes of these tokens, or no items")
+        raise ValueError("block_size is below 1, items have not 3 columns, or hashes exceed the tokens' blocks")
     if not count or not items.shape[0]:
         return
     with nogil:

@@ -1,6 +1,6 @@
 """Hashes and the overlap index in plain Python: the definition of right results.
 
-Slow where the native twin is fast, and short enough to be checked by reading.
+Slower than the native implementation (kernel.pyx), but short enough to be checked by reading.
 """
 
 from collections import defaultdict
@@ -15,7 +15,7 @@ from indexer.identity import BlockHash, HashArray, PrefixHash, Tier
 from indexer.index import GENERATIONS, PREDICTED, IndexStats, Match, mix_digest
 
 _PLACEMENT_BYTES = 200
-"""Bytes of dicts, sets and ints for each placement, measured with tracemalloc."""
+"""Bytes of memory for each placement (dicts, sets, ints), measured with tracemalloc."""
 
 
 def block_hashes(
@@ -31,7 +31,7 @@ def block_hashes(
 
 
 def prefix_hashes(blocks: HashArray, parent: PrefixHash | None = None) -> HashArray:
-    """Each block's hash chained to its predecessor."""
+    """PrefixHashes of a chain of BlockHashes, after `parent` if there is one."""
     chain = []
     for block in map(BlockHash, blocks.tolist()):
         parent = extend_prefix(parent, block)
@@ -40,18 +40,18 @@ def prefix_hashes(blocks: HashArray, parent: PrefixHash | None = None) -> HashAr
 
 
 class ReferenceIndex:
-    """A map from PrefixHash to its holders, and for each slot and tier the set of its hashes.
+    """The overlap index: PrefixHash -> its holders, and slot -> tier -> the set of its hashes.
 
     Generations of predictions are further tiers. It has no limits, so it drops nothing.
     """
 
     def __init__(self) -> None:
         self._holders: dict[PrefixHash, dict[int, int]] = {}
-        """PrefixHash -> slot -> bit mask of tiers and generations"""
+        """PrefixHash -> slot -> bit mask of the tiers, and generations of predictions, with it"""
         self._held: list[tuple[set[PrefixHash], ...]] = []
-        """slot -> tier or generation -> its hashes"""
+        """slot -> tier or generation -> its PrefixHashes"""
         self._xor: list[list[int]] = []
-        """slot -> tier -> xor of its hashes"""
+        """slot -> tier -> xor of its PrefixHashes"""
         self._free: list[int] = []
 
     @override
@@ -159,7 +159,7 @@ class ReferenceIndex:
         return IndexStats(len(self._holders), placements, placements * _PLACEMENT_BYTES)
 
     def _add(self, slot: int, level: int, prefix: PrefixHash) -> bool:
-        """Adds a hash; returns whether it was absent."""
+        """Adds a hash to a level (tier or generation) of a slot; returns whether it was absent."""
         held = self._held[slot][level]
         if prefix in held:
             return False
@@ -169,7 +169,7 @@ class ReferenceIndex:
         return True
 
     def _drop(self, slot: int, level: int, prefix: PrefixHash) -> bool:
-        """Drops a hash; returns whether it was present."""
+        """Drops a hash from a slot's level; returns whether it was present."""
         held = self._held[slot][level]
         if prefix not in held:
             return False
@@ -184,5 +184,5 @@ class ReferenceIndex:
 
 
 def _fastest(levels: int) -> int:
-    """The row of the lowest bit of a non-empty mask; all predictions are one row."""
+    """A Match's row for a bit mask of levels: the fastest tier, or PREDICTED without a tier."""
     return min(PREDICTED, (levels & -levels).bit_length() - 1)

@@ -1,4 +1,4 @@
-"""Credentials for an engine's HTTP server, which relays, the gateway and requests for tokens use.
+"""Credentials for engines' HTTP servers, used by relays, the gateway and tokenization requests.
 
 Laws:
 - every HTTP request to an engine is made with its EngineAccess;
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PAGE_S = 2.0
-"""Longest wait for one of an engine's pages."""
+"""Seconds: longest wait for one of an engine's pages."""
 KEY_HEADERS = frozenset(("authorization", "x-api-key"))
 """Headers in which clients show keys. The second is that of Anthropic's clients."""
 NEEDS_KEY = (
-    "it needs its API key: set engines.api_key_file, or api_key_file of this worker"
+    "the engine needs its API key: set engines.api_key_file, or api_key_file of this worker"
     " (--api-key-file of its relay)"
 )
 
@@ -31,9 +31,9 @@ class Credentials:
         self._ca_file = ca_file
         self._ca: bytes = b""
         self.api_key = ""
-        """Empty: engines get none."""
+        """API key that engines get; empty: none."""
         self.tls: ssl.SSLContext | bool = True
-        """The form that aiohttp takes: a context; True: the system's CAs."""
+        """TLS as aiohttp takes it: a context; True: the system's CAs."""
         self.reload()
 
     def reload(self) -> bool:
@@ -59,10 +59,10 @@ class EngineAccess:
     """Credentials and time limit for one engine's HTTP server."""
 
     base: str
-    """http://HOST:PORT, with the path in front of the engine's own if there is one."""
+    """URL before the paths of the engine's pages: http://HOST:PORT, and a further path if any."""
     credentials: Credentials = NO_CREDENTIALS
     timeout_s: float = PAGE_S
-    """Time limit of one of its pages, seconds."""
+    """Time limit of a request for a page, seconds."""
 
     def url(self, path: str) -> str:
         return self.base.rstrip("/") + path
@@ -73,7 +73,7 @@ class EngineAccess:
         return self.credentials.tls
 
     def headers(self, others: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Headers of a request: the given ones, with the engine's key instead of a client's if the
+        """Headers of a request: `others`, with the engine's API key instead of a client's if the
         engine has a key.
         """
         key = self.credentials.api_key
@@ -94,5 +94,5 @@ def read_token(file: str) -> str:
     """A bearer token from its file; raises OSError or ValueError."""
     token = Path(file).read_text(encoding="ascii").strip()
     if not token or not token.isprintable():
-        raise ValueError(f"the token file {file} is empty")
+        raise ValueError(f"the token file {file} is empty, or its token has unprintable characters")
     return token

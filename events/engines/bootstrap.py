@@ -1,4 +1,4 @@
-"""The bootstrap server of a prefill engine, where decode engines connect to it. Pure."""
+"""The bootstrap server of a prefill engine, by which decode engines get its KV caches. Pure."""
 
 from urllib.parse import urlsplit
 

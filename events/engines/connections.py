@@ -26,16 +26,16 @@ from typing_extensions import override
 INTERIM_MAX = 16
 """Interim answers before an answer; engines send none."""
 HEAD_SLACK = 4
-"""A head over the bound is read up to so many times the bound, so that a good answer is known as
-such: another worker's would be as long."""
+"""Multiple of the bound up to which a longer head is still read, to tell a valid long head, which
+other workers would send as well, from broken bytes."""
 PIECE_BYTES = 1 << 14
 DEAD_S = 30
-"""A dead host is noticed after it: TCP keepalive, and TCP_USER_TIMEOUT for bytes on their way."""
+"""Seconds until a dead host is noticed: by TCP keepalive, or TCP_USER_TIMEOUT for sent bytes."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 """10 + 4 * 5 s are DEAD_S."""
 
 used: ContextVar[Callable[["AnswerProtocol"], None] | None] = ContextVar("used", default=None)
-"""Takes the connection of the request that the current task sends; None: it is of no matter."""
+"""Called with the connection of the request that the current task sends; None: not called."""
 
 
 class UnusableHead(aiohttp.ClientError):
@@ -46,7 +46,7 @@ class LongHead(aiohttp.ClientError):
     """The head of an answer, which may be valid, is over the bound."""
 
     def __init__(self, status: int, head_bytes_max: int) -> None:
-        super().__init__(f"its head is over {head_bytes_max} bytes")
+        super().__init__(f"the answer's head is over {head_bytes_max} bytes")
         self.status_code = status
 
 
@@ -57,7 +57,7 @@ class AnswerProtocol(ResponseHandler):
         super().__init__(loop)
         self._head_bytes_max = head_bytes_max
         self._left: int | None = None
-        """Bytes up to the end of the awaited head; None: no head is awaited."""
+        """Bytes that the awaited head may still take; None: no head is awaited."""
         self._interim = 0
         self._body: aiohttp.StreamReader | None = None
         """The body of the present answer; None: there is none."""
@@ -73,7 +73,7 @@ class AnswerProtocol(ResponseHandler):
 
     @override
     def set_response_params(self, **params: Any) -> None:
-        """Called by aiohttp before a request is written."""
+        """Called by aiohttp before it writes a request, whose answer's head is awaited then."""
         self.uses += 1
         self.heard = False
         self._interim = 0
@@ -89,7 +89,7 @@ class AnswerProtocol(ResponseHandler):
             self._head(data)
 
     def _head(self, data: bytes) -> None:
-        """Bytes while a head is awaited."""
+        """Parses received bytes, in pieces, up to the end of the awaited head."""
         self.heard = True
         at = 0
         while self._left is not None and at < len(data):
@@ -107,8 +107,8 @@ class AnswerProtocol(ResponseHandler):
 
     @override
     def feed_data(self, data: Any, size: int = 0) -> None:
-        """Called by aiohttp with a parsed head: drops an interim one, and closes the connection for
-        one without a request.
+        """Called by aiohttp with a parsed head: drops an interim head, and closes the connection
+        for a head that no request waits for.
         """
         message = data[0]
         if self._left is None:
@@ -129,7 +129,7 @@ class AnswerProtocol(ResponseHandler):
         super().set_exception(exc, *cause)
         body, self._body = self._body, None
         if body is not None and not body.is_eof() and body.exception() is None:
-            error = aiohttp.ClientPayloadError(f"the answer breaks: {first_line(exc)}")
+            error = aiohttp.ClientPayloadError(f"the answer's body breaks off: {first_line(exc)}")
             body.set_exception(error)
             # A reader that the end of a chunk woke in this turn waits once more before it looks.
             asyncio.get_running_loop().call_soon(body.set_exception, error)
@@ -158,7 +158,7 @@ class Connector(aiohttp.TCPConnector):
     """Connections to all engines; with force_close, one for each request."""
 
     def __init__(self, head_bytes_max: int, **options: Any) -> None:
-        """options: see TCPConnector."""
+        """head_bytes_max: bound of an answer's head. options: of aiohttp's TCPConnector."""
         super().__init__(socket_factory=_socket, **options)
         loop = asyncio.get_running_loop()
         made: Any = partial(AnswerProtocol, loop, head_bytes_max)
@@ -180,7 +180,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _socket(address: Any) -> socket.socket:
-    """A socket on which a dead host is noticed."""
+    """A socket that fails when its host has answered no packet for DEAD_S."""
     family, kind, protocol = address[:3]
     made = socket.socket(family, kind, protocol)
     made.setblocking(False)

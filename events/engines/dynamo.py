@@ -51,7 +51,7 @@ EVENT_TOPICS = frozenset({"kv-events", "kv_events"})
 LOAD_TOPICS = frozenset({"kv_metrics", "kv-metrics"})
 PASS_TOPICS = frozenset({"forward-pass-metrics", "forward_pass_metrics"})
 PASS_VERSION = 1
-"""Version of ForwardPassMetrics whose numbers are read; of any other, worker and rank alone."""
+"""Version of ForwardPassMetrics whose numbers are read; of other versions, only worker and rank."""
 
 _I64_MIN = -(1 << 63)
 
@@ -171,7 +171,7 @@ class _Removed(Struct):
 
 
 class _Data(Struct):
-    """One of the fields is set; none for a kind of a later release."""
+    """The data of an event: one field is set; none for a kind of a later release."""
 
     stored: _Stored | UnsetType = UNSET
     removed: _Removed | UnsetType = UNSET
@@ -254,8 +254,8 @@ _JSON = _Wire(msgspec.json.Decoder)
 def decode_dynamo(
     data: bytes, *, bytes_max: int = MESSAGE_BYTES_MAX, hashes_max: int = HASHES_MAX
 ) -> DynamoMessage:
-    """One message of a subject of `kv-events`, `kv_metrics` or `forward-pass-metrics`; never
-    raises."""
+    """Reads a message of a subject of `kv-events`, `kv_metrics` or `forward-pass-metrics`; never
+    raises. bytes_max, hashes_max: bounds of a message."""
     if len(data) > bytes_max:
         # Not decoded; the numbers of the next events will show the gap.
         return DynamoMessage(
@@ -364,7 +364,7 @@ def _read_events(payload: bytes, origin: Origin, hashes_max: int) -> DynamoMessa
 
 
 def _read_event(part: _RouterEvent | Raw, wire: _Wire) -> tuple[WorkerEvent | None, str]:
-    """The readable parts of an event, and its error; empty: none."""
+    """(the readable parts of an event, or None; why other parts can't be read, empty: all can)."""
     if isinstance(part, Raw):
         try:
             decoded: _RouterEvent = wire.event.decode(part)
@@ -373,7 +373,7 @@ def _read_event(part: _RouterEvent | Raw, wire: _Wire) -> tuple[WorkerEvent | No
         part = decoded
     event = part.event
     if max(part.worker_id, event.event_id) > U64_MASK:
-        return None, "a number is no u64"
+        return None, "worker_id or event_id is no u64"
     try:
         what = _meaning(part)
     except ValueError as error:
@@ -435,7 +435,7 @@ def _salvage(raw: Raw, wire: _Wire) -> WorkerEvent | None:
 
 
 def _without(event: WorkerEvent, reason: str) -> WorkerEvent:
-    """The event's number without its content."""
+    """An event with its number, and a reason in the place of its content."""
     removals = not isinstance(event.what, HashesStored)
     what = LeftOut(reason, stores_lost=True, removals_lost=removals)
     return WorkerEvent(event.worker_id, event.dp_rank, event.event_id, what)

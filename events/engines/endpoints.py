@@ -143,17 +143,18 @@ def _ipc_error(endpoint: str, path: str, ranks: int) -> str:
 
 
 def _host_error(host: str) -> str:
-    """host: a name, an IPv4 address, or an IPv6 address in brackets."""
+    """Why a host can't be used; empty: it can. host: a name, an IPv4 address, or an IPv6 address in
+    brackets."""
     if host.startswith("[") or ":" in host:
         if not (host.startswith("[") and host.endswith("]")):
-            return "an IPv6 address stands in brackets"
+            return "an IPv6 address must stand in brackets"
         try:
             IPv6Address(host[1:-1])
         except AddressValueError:
             return f"{_shown(host)} is no IPv6 address"
         return ""
     if not host.isascii():
-        return "a host name with other than ASCII characters is written in Punycode (xn--...)"
+        return "a host name with other than ASCII characters must be in Punycode (xn--...)"
     labels = host.removesuffix(".").split(".")
     if len(host) > HOST_CHARS_MAX or not all(0 < len(label) <= LABEL_CHARS_MAX for label in labels):
         return (

@@ -16,7 +16,7 @@ from events.engines.pages.load import EngineIdentity
 Loads = Mapping[int, LoadSample]
 """Rank -> its load."""
 ReadLoadFeed = Callable[[bytes, int], tuple[int, LoadSample]]
-"""A payload, and the block size in tokens -> rank and load; raises LoadUnreadable."""
+"""(payload of the feed, block size in tokens) -> (rank, load); raises LoadUnreadable."""
 Version = tuple[int, ...]
 
 
@@ -26,9 +26,10 @@ class IdentityPage:
 
     path: str
     required: bool = False
-    """Whether an engine without it has no identity; False: some releases lack it."""
+    """Whether an engine without the page has no identity; False: some releases lack the page."""
     changes: bool = False
-    """Whether it is read every few seconds: LoRA adapters come and go. False: once a life."""
+    """Whether it is read every few seconds, since LoRA adapters come and go; False: IDENTITY_S of
+    events/relay/engine_pages.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +38,26 @@ class LoadPage:
 
     path: str
     read: Callable[[bytes, int | None], Loads]
-    """The page, and the block size of the identity in tokens -> the load; raises LoadUnreadable."""
+    """(page, block size of the identity in tokens) -> the load; raises LoadUnreadable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What a relay reads of an engine."""
+    """How a relay reads an engine's events and pages."""
 
     decode: Callable[[bytes], EngineBatch]
     """A ZMQ payload -> its events; never raises, for any bytes (events/engines/wire.py)."""
     identity_pages: tuple[IdentityPage, ...]
-    """Required ones first."""
+    """The pages with the engine's identity, required ones first."""
     read_identity: Callable[..., EngineIdentity]
-    """The pages, in their order, None for one that the engine lacks; raises LoadUnreadable."""
+    """Bytes of the identity pages, in their order, None for a missing page -> the identity; raises
+    LoadUnreadable."""
     load_pages: tuple[LoadPage, ...]
-    """The first one that the engine has is read."""
+    """The pages with the engine's load; the first that the engine has is read."""
     metrics_path: str = "/metrics"
-    """Its page of Prometheus metrics: one of its load pages."""
+    """Path of its page of Prometheus metrics, which is one of its load pages."""
     rank_label: str = "dp_rank"
-    """The label of that page's samples that has the rank."""
+    """Label that has the rank in the samples of the metrics page."""
     loads_need_identity: bool = False
     """Whether loads are in tokens, so that the block size must be known first."""
     read_load_feed: ReadLoadFeed | None = None
@@ -82,7 +84,7 @@ class Engine:
     title: str
     """The name in sentences."""
     reading: Reading | None = None
-    """None: no relay of ours reads it."""
+    """How a relay reads the engine; None: no relay reads it."""
     owned_by: str = ""
     """`owned_by` of its models in /v1/models, by which discovery knows it."""
     first_version: Version = ()
@@ -95,7 +97,7 @@ class Engine:
     """Whether each rank's events have its number; False: some configurations number all of them
     0."""
     lower_priority_first: bool = False
-    """Whether a request with a lower number is served sooner, unless its identity says."""
+    """Whether a request with a lower priority is served sooner, unless the identity says so."""
     lora_field: str = ""
     """The field of a request that names a LoRA; empty: its field `model`."""
     hand_over: HandOver | None = None
@@ -103,11 +105,11 @@ class Engine:
     decode_caches: bool = True
     """Whether decode workers keep a prefix cache, and publish events of it."""
     unpaired_bodies: frozenset[str] = frozenset()
-    """Names of the body formats (router/request/bodies.py) in which it drops what a pair's halves
-    tell each other."""
+    """Names of the body formats (router/request/bodies.py) in which it drops the fields by which
+    the two engines of a pair transfer a prompt's blocks."""
     chat_tokens: Callable[[Sequence[int]], dict[str, Any]] | None = None
-    """Token ids -> the fields of a chat's body that have the engine compute them, and not render
-    the messages; its answer is a chat's all the same. None: it has no such field."""
+    """Token ids -> fields of a chat's body by which the engine computes these tokens instead of
+    rendering the messages, and still answers as to a chat. None: it has no such field."""
     eagle_shifts_hashes: bool = False
     """Whether with EAGLE its block hashes cover a token more than a block, and can't be matched."""
 

@@ -98,11 +98,11 @@ class LoadSample:
     process_start_s: float | None = None
     """Unix time; a change means that the engine has restarted."""
     asleep: bool = False
-    """It serves no requests until it is woken up. vLLM says so on its metrics page; SGLang's pages
-    don't show that its memory is released, and its events that clear the cache come at once."""
+    """The engine serves no requests until it is woken up. vLLM's metrics page says so; SGLang's
+    pages don't show that its memory is released, and its events clear the cache at once."""
     emptied: bool = False
-    """It sleeps, and its blocks are gone. vLLM keeps them at level 0, a pause."""
+    """The engine sleeps, and its KV blocks are gone. vLLM keeps them at sleep level 0, a pause."""
     numbers: dict[str, float] = field(default_factory=dict)
-    """Further ones, by their names in events/engines/numbers.py."""
+    """Further numbers, by their names in events/engines/numbers.py."""
     own_numbers: dict[str, float] = field(default_factory=dict)
-    """The operator's own, by the names of engines.numbers; those that the page has."""
+    """The operator's own numbers that the page has, by their names in engines.numbers."""

@@ -1,12 +1,12 @@
-"""Numbers of engines that no rule of the router names: a record each, and nothing else knows one.
+"""The table of numbers that engines report and the router's own rules don't use, a record each.
 
-A page's reader puts a number into `LoadSample.numbers`; all that follows walks this table: the
-heartbeat, the table of workers (a gauge is a column of it, NaN where an engine has none), receipts,
-worker lists, the decision log, spans, and /metrics (a gauge as `kvroute_worker_number{name}`, a
-counter as `kvroute_worker_NAME_total`).
+A page's reader puts a number into `LoadSample.numbers`; all other code handles whatever is in this
+table: the heartbeat, the table of workers (a gauge is a column of it, NaN where an engine has
+none), receipts, worker lists, the decision log, spans, and /metrics (a gauge as
+`kvroute_worker_number{name}`, a counter as `kvroute_worker_NAME_total`).
 
 *Own* numbers are the operator's: metrics of the engine's page that `engines.numbers` names
-(docs/extend.md). They go the same way beside these, without a record and without a column.
+(docs/extend.md). They are passed on in the same way, without a record and without a column.
 """
 
 import re
@@ -24,16 +24,17 @@ _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,199}")
 
 @dataclass(frozen=True, slots=True)
 class EngineNumber:
-    """A number of a rank of an engine."""
+    """The record of a number that engines report for a rank."""
 
     name: str
     """Name in snake case, with the unit."""
     meaning: str
     """A sentence with unit and bound: the metric's help, and the console's."""
     is_counter: bool = False
-    """Whether it only grows from the engine's start on; False: a gauge, which policies read."""
+    """Whether the number only grows from the engine's start on; False: a gauge, which policies
+    read."""
     is_metric: bool = True
-    """False: /metrics leaves it out, as the engine's own page has it in a better form."""
+    """False: /metrics leaves the number out, as the engine's own page has it in a better form."""
 
 
 NUMBERS = {
@@ -76,7 +77,7 @@ NUMBERS = {
     )
 }
 GAUGES = tuple(number.name for number in NUMBERS.values() if not number.is_counter)
-"""Gauges by their names: columns, in this order."""
+"""Names of the gauges, in the order of their columns in the table of workers."""
 
 
 def in_table(numbers: Mapping[str, float]) -> dict[str, float]:
@@ -85,14 +86,12 @@ def in_table(numbers: Mapping[str, float]) -> dict[str, float]:
 
 
 def own_fault(own: Mapping[str, str]) -> str:
-    """Why own numbers, name to metric, can't be read; empty: they can."""
+    """Why an operator's own numbers (name -> metric) can't be read; empty: they can."""
     for name, metric in own.items():
         if not _OWN_NAME.fullmatch(name):
-            return (
-                f"{name!r} is no name: a letter, then letters, digits and _, 48 at most, all small"
-            )
+            return f"{name!r} is no name: a letter a-z, then at most 47 characters a-z, 0-9 and _"
         if name in NUMBERS:
             return f"kvroute has a {name} of its own; choose another name"
         if not _METRIC.fullmatch(metric):
-            return f"{name}: {metric!r} is no name of a metric; labels are left out"
+            return f"{name}: {metric!r} is no name of a metric, which is given without labels"
     return ""

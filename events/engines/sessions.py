@@ -1,7 +1,7 @@
-"""HTTP connections to engines, for their pages and for questions: bodies are read without
+"""HTTP sessions with engines, for their pages and for tokens of prompts: bodies are read without
 decompression, and cookies are ignored.
 
-The bounds are those of connections.py.
+events/engines/connections.py bounds the bytes before a body.
 """
 
 import aiohttp
@@ -12,7 +12,7 @@ HEAD_BYTES_MAX = 1 << 14
 
 
 def http_session() -> aiohttp.ClientSession:
-    """A session for engines; each request names its limits."""
+    """A session for engines; each request has its own time limit."""
     return aiohttp.ClientSession(
         connector=Connector(HEAD_BYTES_MAX),
         auto_decompress=False,

@@ -38,13 +38,14 @@ REPLAY_S = 20.0
 relay goes on with the messages received, as partial. Engines send their 10,000 kept batches in
 1 s."""
 SUBSCRIBED_S = 0.1
-"""Seconds until a subscription has reached the engine; a message lost before that shows as a gap,
-and is healed."""
+"""Seconds until a subscription has reached the engine; a message lost before that shows as a gap in
+the engine's numbers, which a replay fills."""
 _PING_MS = 1000
 _PONG_MS = 3000
 """Interval and time limit of ZMQ's heartbeats: an idle publisher sends nothing else."""
 _RETRY_S = 1.0
-"""Seconds without an announcement of libzmq that it reconnects, which follows each loss at once."""
+"""Seconds after a loss until libzmq has given the connection up, unless it announces a reconnect,
+which it does at once."""
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -64,7 +65,7 @@ class ConnectionBroken(Exception):
 
 
 class Subscription:
-    """One rank's publisher. Open it, run `watch` beside `receive`, close it.
+    """A subscription to one rank's event publisher. Run `watch` beside `receive`, then close it.
 
     The event loop watches the descriptor of a plain socket: zmq.asyncio takes a future, a poller
     and two turns of the loop for each message. libzmq signals the descriptor once for all that has
@@ -117,7 +118,7 @@ class Subscription:
             return message
 
     def _look(self) -> None:
-        """libzmq has something for the socket; to read its events takes the signal back."""
+        """Handles a signal of the descriptor; reading the socket's events ends the signal."""
         if self._socket.get(zmq.EVENTS):
             self._waiting.set()
 
@@ -168,7 +169,8 @@ class ReplayAnswer:
 async def ask_replay(
     context: zmq.asyncio.Context, endpoint: str, from_seq: int, answer: ReplayAnswer
 ) -> None:
-    """Requests all messages from a number on; fills the answer. Raises EndpointUnusable."""
+    """Requests all messages from number from_seq on from an engine's replay socket; fills the
+    answer, and says in `trouble` why it was cut off. Raises EndpointUnusable."""
     socket = context.socket(zmq.DEALER)
     _set_up(socket, endpoint, REPLAY_MESSAGES_MAX)
     whole = asyncio.timeout(REPLAY_S)
@@ -184,7 +186,8 @@ async def ask_replay(
 
 
 async def _request(socket: zmq.asyncio.Socket, from_seq: int) -> None:
-    """Returns when the answer begins; raises TimeoutError."""
+    """Sends the request, REPLAY_QUESTIONS times at most, until the answer begins; raises
+    TimeoutError."""
     for _ in range(REPLAY_QUESTIONS):
         await socket.send_multipart(replay_request(from_seq))
         if await socket.poll(round(REPLAY_QUIET_S * 1000)):

@@ -1,4 +1,4 @@
-"""The table of engines: a new one is a folder with its record, an entry here, and its tests."""
+"""The table of engines: a new engine is a folder with its record, an entry here, and its tests."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from events.engines.trtllm.engine import TRTLLM
 from events.engines.vllm.engine import VLLM
 
 EngineName = Literal["vllm", "sglang", "trtllm"]
-"""The engines that a relay of ours reads."""
+"""The engines that kvroute's relays read."""
 READINGS: dict[str, Reading] = {
     engine.name: engine.reading for engine in (VLLM, SGLANG, TRTLLM) if engine.reading is not None
 }
@@ -25,6 +25,6 @@ _UNKNOWN = Engine(name="", title="an unknown engine")
 
 
 def engine_of(name: str) -> Engine:
-    """The record of the engine that a heartbeat names; one that knows nothing for a name of which
-    only a later release has a record."""
+    """The record of the engine that a heartbeat names; for a name without a record, which only a
+    later release has, a record of defaults."""
     return ENGINES.get(name, _UNKNOWN)

@@ -53,7 +53,7 @@ NO_TOKENS = array("I")
 
 READ_ERRORS = (ValueError, OverflowError, RecursionError, MemoryError)
 """All errors of msgspec for unreadable bytes; its own errors and UnicodeDecodeError are
-ValueErrors, a nesting deeper than the interpreter's stack is a RecursionError."""
+ValueErrors, and a nesting deeper than the interpreter's stack raises RecursionError."""
 
 
 class Unreadable(ValueError):
@@ -70,7 +70,7 @@ class Schema(Generic[WireEvent]):
     arrays: msgspec.msgpack.Decoder[WireEvent]
     maps: msgspec.msgpack.Decoder[WireEvent]
     meaning: Callable[[WireEvent], EngineEvent]
-    """Raises Unreadable."""
+    """The EngineEvent of a decoded event; raises Unreadable."""
 
 
 class Removed(Struct, tag="BlockRemoved"):
@@ -95,7 +95,7 @@ class _ArrayBatch(Struct, array_like=True):
 
 
 class _MapBatch(Struct):
-    """One vLLM main-branch snapshot between 0.22 and 0.26; no release."""
+    """A batch in the map form of a vLLM main-branch snapshot between 0.22 and 0.26; no release."""
 
     ts: Raw
     events: Annotated[list[Raw], Meta(max_length=EVENTS_MAX)]
@@ -136,7 +136,7 @@ _TOKEN_PAIRS: msgspec.msgpack.Decoder[list[tuple[int, int]]] = msgspec.msgpack.D
 
 
 def decode_batch(payload: bytes, schema: Schema[Any]) -> EngineBatch:
-    """The events of a payload, in their order, and the reasons for those left out.
+    """The events of a payload, in their order, and the reasons for events left out.
 
     Never raises. An unreadable time or rank is left out, with a sentence, and the events stay: the
     relay has both from elsewhere.
@@ -187,7 +187,7 @@ def decode_batch(payload: bytes, schema: Schema[Any]) -> EngineBatch:
 def decode_event(
     raw: bytes | Raw, schema: Schema[Any]
 ) -> tuple[EngineEvent | None, str | None, str]:
-    """An event; or None, its kind if it has one, and why it can't be read.
+    """(event, None, ""), or (None, the event's kind if it has one, why the event can't be read).
 
     The reason is empty for a kind that kvroute doesn't know. Never raises.
     """
@@ -201,7 +201,8 @@ def decode_event(
 
 
 def read_hash(value: int | bytes) -> EngineHash:
-    """A hash: a number as unsigned 64-bit, since -1 and 2^64-1 are the same 8 bytes; or bytes."""
+    """A block hash as bytes, or as an unsigned 64-bit number, since -1 and 2^64-1 are the same 8
+    bytes. Raises Unreadable."""
     if isinstance(value, int):
         return value & U64_MASK
     if HASH_BYTES_MIN <= len(value) <= HASH_BYTES_MAX:
@@ -249,12 +250,12 @@ def _read_pairs(raw: Raw, not_plain: Exception) -> list[int]:
 
 
 def read_block_size(value: int | None) -> int:
-    """Tokens of a block; 0: absent in the event."""
+    """Tokens of a block, by an event's field; 0: absent in the event. Raises Unreadable."""
     if value is None:
         return 0
     if 0 <= value <= BLOCK_SIZE_MAX:
         return value
-    raise Unreadable(f"a block_size of {value} is not plausible")
+    raise Unreadable(f"block_size is {value}, where 0 to {BLOCK_SIZE_MAX} are possible")
 
 
 def check_lengths(token_count: int, block_count: int, block_size: int) -> None:
@@ -288,7 +289,7 @@ def read_time_s(raw: Raw, malformed: list[str]) -> float:
         return 0.0
     if math.isfinite(time_s) and time_s >= 0:
         return time_s
-    malformed.append(f"the batch's time: {time_s} is no time")
+    malformed.append(f"the batch's time: {time_s} is no Unix time")
     return 0.0
 
 
@@ -309,12 +310,12 @@ def read_dp_rank(raw: Raw, malformed: list[str]) -> int | None:
         return None
     if dp_rank is None or 0 <= dp_rank <= RANK_MAX:
         return dp_rank
-    malformed.append(f"the batch's rank: {dp_rank} is no rank")
+    malformed.append(f"the batch's rank: {dp_rank} is outside 0 to {RANK_MAX}")
     return None
 
 
 def batch_time_s(payload: bytes) -> float:
-    """When the engine made a batch; 0.0 if that can't be read."""
+    """Unix time at which the engine made a batch; 0.0 if it can't be read."""
     if len(payload) > PAYLOAD_BYTES_MAX:
         return 0.0
     try:

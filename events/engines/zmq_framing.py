@@ -20,7 +20,7 @@ SEQUENCE_LIMIT = 1 << 63
 
 
 class LiveMessage(NamedTuple):
-    """One batch as it was published."""
+    """One batch of events, as the engine's PUB socket sends it."""
 
     topic: str
     sequence: int
@@ -28,14 +28,14 @@ class LiveMessage(NamedTuple):
 
 
 class ReplayPart(NamedTuple):
-    """One batch, published earlier."""
+    """One batch of events that was published earlier, as the replay socket sends it."""
 
     sequence: int
     payload: bytes
 
 
 class ReplayEnd(NamedTuple):
-    """All that the engine still had has been sent."""
+    """The end marker: the engine has sent all messages that it still had."""
 
 
 class Malformed(NamedTuple):
@@ -45,12 +45,12 @@ class Malformed(NamedTuple):
 
 
 def parse_live(parts: Sequence[bytes]) -> LiveMessage | Malformed:
-    """A multipart from the PUB socket."""
+    """Reads a multipart from the engine's PUB socket."""
     if len(parts) != 3:
         return Malformed(f"a live message of {len(parts)} parts, where 3 are expected")
     sequence = _sequence(parts[1])
     if sequence is None or sequence < 0:
-        return Malformed(f"{_shown(parts[1])} is no sequence")
+        return Malformed(f"{_shown(parts[1])} is no sequence number of 8 bytes, 0 or more")
     # The subscription has checked the topic; a strange topic is no reason to lose the batch.
     return LiveMessage(parts[0].decode("utf-8", "replace"), sequence, parts[2])
 
@@ -68,13 +68,13 @@ def replay_request(first_sequence: int) -> list[bytes]:
 
 
 def parse_replay(parts: Sequence[bytes]) -> ReplayPart | ReplayEnd | Malformed:
-    """One message from the replay socket, read from its end so that both framings fit."""
+    """Reads a multipart from the replay socket, from its end on so that both framings fit."""
     if not 2 <= len(parts) <= 4:
         return Malformed(f"a replay message of {len(parts)} parts, where 3 or 4 are expected")
     sequence = _sequence(parts[-2])
     payload = parts[-1]
     if sequence is None or sequence < -1:
-        return Malformed(f"{_shown(parts[-2])} is no sequence")
+        return Malformed(f"{_shown(parts[-2])} is no sequence number of 8 bytes, -1 or more")
     if sequence >= 0:
         return ReplayPart(sequence, payload)
     if payload:

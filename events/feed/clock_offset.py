@@ -12,7 +12,7 @@ from math import inf
 from typing_extensions import override
 
 WINDOW_S = 30.0
-"""Seconds; a flood that delays all messages is shorter."""
+"""Seconds of a window; a flood that delays all messages is shorter."""
 
 
 class ClockOffset:
@@ -24,7 +24,7 @@ class ClockOffset:
         self._window_s = window_s
         self._began_s = -inf
         self._least = inf
-        """Least difference of this window."""
+        """Least difference of the present window."""
         self._last = inf
         """Least difference of the window before."""
 
@@ -38,7 +38,8 @@ class ClockOffset:
         return min(self._least, self._last)
 
     def heard(self, sent_s: float, now_s: float) -> None:
-        """A message arrived at `now_s` that was sent at `sent_s` by the sender's clock."""
+        """Takes a message that arrived at now_s, by our clock, and was sent at sent_s, by the
+        sender's."""
         if now_s - self._began_s >= self._window_s:
             is_next = now_s - self._began_s < 2 * self._window_s
             self._last = self._least if is_next else inf

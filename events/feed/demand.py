@@ -13,7 +13,8 @@ from msgspec import Meta
 from events.plane.facts import Count, SequenceNumber
 
 DEMANDS_MAX = 64
-"""Bands of pools in a message; those with the fewest waiting requests are left out."""
+"""Entries in a message, one for a band of a pool; those with fewest waiting requests are left out.
+"""
 TENANTS_MAX = 16
 """Tenants of an entry that are named; the others count as one."""
 NAME_BYTES_MAX = 512
@@ -28,13 +29,13 @@ class Demand(NamedTuple):
     model: str
     role: str
     from_priority: int
-    """The lowest priority of the band, by which routers of other configurations know it."""
+    """The lowest priority of the band, by which routers with other bands know the band."""
     waiting: int
     """Requests, 1 at least."""
     oldest_s: float = 0.0
-    """Longest wait so far of these."""
+    """Longest wait so far of these requests, seconds."""
     went: int = 0
-    """Requests that waited there and have a worker, since the router began to count."""
+    """Requests that have got a worker after waiting there, since the router began to count."""
     credit: float = 0.0
     """Turns that the band is owed; see router/decide/queue_turns/pool_share.py."""
     tenants: tuple[tuple[int, int], ...] = ()
@@ -88,7 +89,7 @@ class DemandEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 def entries(demand: Sequence[Demand]) -> list[DemandEntry]:
-    """The entries of a message, those with the most waiting requests."""
+    """The entries of a message: at most DEMANDS_MAX, those with the most waiting requests."""
     fit = [each for each in demand if len(each.model.encode()) <= NAME_BYTES_MAX]
     if len(fit) > DEMANDS_MAX:
         fit = sorted(fit, key=lambda each: -each.waiting)[:DEMANDS_MAX]

@@ -4,9 +4,8 @@
        ^             └──> Fence                                        └──> FleetView
     subscriptions <────────┘            control ──> its listener
 
-The shell around events/feed/fleet_view.py: it awaits, then calls. All state changes happen on the
-event loop. A message whose handling raises, whatever the exception, is dropped and counted; so is
-a recovery.
+Does the I/O for events/feed/fleet_view.py, which is pure. All state changes happen on the event
+loop. A message whose handling raises any exception is dropped and counted; so is a recovery.
 """
 
 import asyncio
@@ -56,13 +55,13 @@ HEARTBEAT_COST = 8 * 1024
 _DECODED_AT_ONCE = 64
 """Messages of a ring that are decoded between two turns of the event loop."""
 _KEYS_MAX = 16_384
-"""Workers whose subjects are remembered."""
+"""Subjects whose publisher and worker are remembered."""
 _JITTER_S = 0.2
 _ANSWER_TIMEOUT_S = 2.0
 _TICK_S = 0.25
 HELLO_S = 1.0
-"""Least time between two hellos: relays beat as often anyway. Otherwise each slow-consumer error of
-an overloaded router would make the whole fleet answer."""
+"""Least seconds between two hellos: relays beat as often anyway. Otherwise each slow-consumer error
+of an overloaded router would make the whole fleet answer."""
 
 log = logging.getLogger("kvroute.feed")
 
@@ -75,7 +74,7 @@ class _PullFailed(Exception):
 
 @dataclass(slots=True)
 class _Recovery:
-    """A pull under way."""
+    """A recovery that runs."""
 
     pull: Pull
     bytes: int = 0
@@ -83,7 +82,7 @@ class _Recovery:
 
 
 class Feed:
-    """Keeps a fleet view up to date."""
+    """Keeps a fleet view up to date with the messages that come over NATS."""
 
     def __init__(
         self,
@@ -117,7 +116,7 @@ class Feed:
             "load": partial(came, "load", out("load"), self._on_load, HEARTBEAT_COST),
         }
         self._keys: dict[bytes, tuple[bytes, WorkerKey]] = {}
-        """Subject -> publisher and worker, of subjects that name one."""
+        """Subject -> publisher and worker, of subjects that name a worker."""
         self._arrived = asyncio.Event()
         """Set when the intake has messages."""
         self._worked = False
@@ -146,7 +145,7 @@ class Feed:
         return await self._broker.publish(subjects.control(self._fleet), encode(control))
 
     def recover(self, pulls: list[Pull]) -> None:
-        """Starts the recoveries that the view returned; at most one a worker at a time."""
+        """Starts recoveries that the view returned; cancels an earlier one of the same worker."""
         for pull in pulls:
             running = self._recoveries.get(pull.worker)
             if running is not None and not running.done():
@@ -168,7 +167,8 @@ class Feed:
         subject: bytes,
         payload: bytes,
     ) -> None:
-        """Queues a message, or drops it, and shuts its publisher out."""
+        """Queues a message; if it is over its publisher's budget, drops it and shuts the publisher
+        out."""
         known = self._keys.get(subject)
         publisher = known[0] if known is not None else subjects.worker_token(subject)
         if publisher in out:
@@ -201,8 +201,8 @@ class Feed:
                 await asyncio.sleep(0)
 
     def serve_slice(self) -> None:
-        """Handles one slice: of a backlog and of the intake, alternately. The intake holds back the
-        messages of workers with a backlog."""
+        """Handles one slice of work: of the workers' backlogs and of the intake, alternately. The
+        intake holds back the messages of workers with a backlog."""
         view, intake = self._view, self._intake
         backlogged = view.backlogged
         self._worked = bool(backlogged) and not self._worked
@@ -214,7 +214,7 @@ class Feed:
         for handler, key, payload in intake.take():
             try:
                 handler(key, payload)
-            except Exception as error:  # from another replica's message: only that message is lost
+            except Exception as error:  # from a relay's message: only that message is lost
                 view.dropped["handling_failed"] += 1
                 self._broker.listener_failed(f"the facts or load of {key}", error)
             if view.applied > applied + 1:  # a message's own cost covers one fact
@@ -280,7 +280,7 @@ class Feed:
                 self._on_forgotten(forgotten, now_s)
 
     async def _recover(self, pull: Pull) -> None:
-        """Performs one pull, after a random delay that spreads pulls of the same moment."""
+        """Performs a recovery, after a random delay that spreads recoveries of the same moment."""
         await asyncio.sleep(self._rng.uniform(0, _JITTER_S))
         async with self._at_once:
             log.info("%s: %s; a recovery from its relay starts", pull.worker, pull.reason)
@@ -303,7 +303,8 @@ class Feed:
             asyncio.get_running_loop().call_soon(self.recover, again)
 
     async def _perform(self, recovery: _Recovery) -> list[Pull]:
-        """Requests chunk after chunk; returns the next pulls. Raises _PullFailed."""
+        """Requests chunk after chunk and applies them; returns the recoveries that are due next.
+        Raises _PullFailed."""
         worker, _, from_seq = recovery.pull
         if from_seq is not None:
             epoch, messages = await self._pull_ring(recovery, from_seq)
@@ -333,39 +334,40 @@ class Feed:
             request = SnapshotRequest(from_seq=from_seq + len(messages))
             chunk = await self._request(recovery, request)
             if chunk.expired:
-                raise _PullFailed("ring too short")
+                raise _PullFailed("the relay's ring lacks the first missing messages")
             messages += await _decoded(self._view, chunk.messages)
             if chunk.chunks < 2 or not chunk.messages:
                 return chunk.epoch, messages
-        raise _PullFailed("ring without an end")
+        raise _PullFailed(f"the relay's ring has no end within {CHUNKS_MAX} answers")
 
     async def _pull_snapshot(self, recovery: _Recovery) -> SnapshotChunk:
-        """Stages all chunks; returns the last chunk."""
+        """Requests and stages all chunks of a snapshot; returns the last chunk. Raises
+        _PullFailed."""
         epoch: Epoch | None = None
         as_of: int | None = None
         for i in range(CHUNKS_MAX):
             request = SnapshotRequest(chunk=i, epoch=epoch, as_of=as_of)
             chunk = await self._request(recovery, request)
             if chunk.expired:
-                raise _PullFailed("snapshot expired")
+                raise _PullFailed("the relay dropped its snapshot before the last chunk")
             if i and (chunk.epoch, chunk.as_of, chunk.chunk) != (epoch, as_of, i):
-                raise _PullFailed("chunks of different snapshots")
+                raise _PullFailed("the relay's chunks are of different snapshots")
             epoch, as_of = chunk.epoch, chunk.as_of
             if i + 1 >= chunk.chunks:
                 await _stage(self._view, recovery.pull.worker, chunk)
                 return chunk
             await _stage(self._view, recovery.pull.worker, chunk)
-        raise _PullFailed("snapshot without an end")
+        raise _PullFailed(f"the relay's snapshot has no end within {CHUNKS_MAX} chunks")
 
     async def _request(self, recovery: _Recovery, request: SnapshotRequest) -> SnapshotChunk:
         subject = subjects.snapshot(self._fleet, recovery.pull.worker)
         answer = await self._broker.request(subject, encode(request), _ANSWER_TIMEOUT_S)
         if answer is None:
-            raise _PullFailed("no answer")
+            raise _PullFailed(f"no answer from the relay within {_ANSWER_TIMEOUT_S:g} s")
         chunk = decode(SnapshotChunk, answer)
         if isinstance(chunk, Unreadable):
             self._view.dropped[chunk.reason] += 1
-            raise _PullFailed("answer unreadable")
+            raise _PullFailed("the relay's answer is unreadable")
         recovery.bytes += len(answer)
         self._recovering_bytes += len(answer)
         if recovery.bytes > RECOVERY_BYTES_MAX:
@@ -373,7 +375,9 @@ class Feed:
             raise _PullFailed(f"more than {RECOVERY_BYTES_MAX >> 20} MiB to recover")
         if self._recovering_bytes > RECOVERIES_BYTES_MAX:
             self._view.dropped["no_room_to_recover"] += 1
-            raise _PullFailed("no room beside other recoveries")
+            raise _PullFailed(
+                f"no room beside other recoveries: over {RECOVERIES_BYTES_MAX >> 20} MiB together"
+            )
         return chunk
 
 
@@ -384,7 +388,7 @@ async def _decoded(view: FleetView, payloads: list[bytes]) -> list[FactsMessage]
         message, dropped = decode_stream(payload)
         view.dropped.update(part.reason for part in dropped)
         if not isinstance(message, FactsMessage):
-            raise _PullFailed("ring unreadable")
+            raise _PullFailed("a message of the relay's ring is unreadable")
         messages.append(message)
         if len(messages) % _DECODED_AT_ONCE == 0:
             await asyncio.sleep(0)
@@ -392,7 +396,7 @@ async def _decoded(view: FleetView, payloads: list[bytes]) -> list[FactsMessage]
 
 
 async def _stage(view: FleetView, worker: WorkerKey, chunk: SnapshotChunk) -> None:
-    """Stages a chunk in slices; other tasks run between two slices."""
+    """Stages a snapshot's chunk in slices; other tasks run between two slices."""
     size = 0
     for fact in chunk.facts:
         for at in range(0, max(1, len(fact.hashes)), SLICE_BYTES):

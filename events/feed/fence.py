@@ -3,20 +3,20 @@
     open      a plane (facts, load) has one subscription, to all publishers
     fenced    it has one for each known publisher that is not shut out, and none to all
 
-A connection is read in order, so that a flood delays whatever the server has queued behind it: the
-flood has to end at the server. A fenced plane has no strangers; they are known by the other plane,
-or as the fence falls. A PING through that queue, which no publisher can forge, shows how far the
-router is behind. Pure: no clock, no sockets.
+A connection is read in order, so that a flood delays all messages that the server has queued behind
+it: the flood has to end at the server. Unknown publishers reach no fenced plane; they become known
+by the other plane, or once the plane is open again. A PING, whose PONG comes through that queue and
+which no publisher can forge, shows how far the router is behind. Pure: no clock, no sockets.
 
 Laws:
 - a publisher over its budget is shut out of the plane of that message, for PAUSE_S, doubled with
   each further time up to PAUSE_MAX_S; after CALM_S within its budget it begins at PAUSE_S again;
-- a router that is behind gives each publisher a part of its budget, so that no few of them, each
-  within its own, can keep it behind;
+- a router that is behind gives each publisher a part of its budget, so that a few publishers within
+  their budgets can't keep the router behind;
 - a publisher that is let in again has the FIRST_PART-th part of its budget for FIRST_S;
 - a plane opens for all at once, at the end of the longest pause in it, when the router is not
-  behind: flooding publishers fence a plane for PAUSE_MAX_S each, at most, before strangers have
-  their turn;
+  behind: each flooding publisher fences a plane for PAUSE_MAX_S at most, before the plane is open
+  to unknown publishers again;
 - a new subscription begins before the old one ends: no message of a publisher that is not shut out
   is missed.
 """
@@ -35,17 +35,19 @@ PAUSE_S = 1.0
 """First pause, seconds: a burst, such as a relay's whole ring, is over by then."""
 PAUSE_MAX_S = 64.0
 CALM_S = 120.0
-"""Longer than the longest pause, so that a flood that goes on never begins at the first again."""
+"""Seconds within its budget after which a publisher's next pause is PAUSE_S again. Longer than
+PAUSE_MAX_S: a flood that goes on never gets there."""
 FIRST_S = 1.0
 FIRST_PART = 4
-"""So that a flood that goes on is seen after some thousand messages."""
+"""Divisor of a publisher's budget in its first FIRST_S: a flood that goes on is seen after some
+thousand messages."""
 REMEMBERED_MAX = 4096
-"""Publishers of a plane whose floods are remembered; of more, the first is forgotten."""
+"""Publishers of a plane whose floods are remembered; beyond it the oldest flood is forgotten."""
 BEHIND_S = ((2.0, 16), (0.5, 4))
-"""Seconds behind from which a publisher has the n-th part of its budget. A router reads some 60,000
-small messages a second, and a budget is 30,000 of them."""
+"""(s, n): a router that is s seconds behind divides each publisher's budget by n. A router reads
+some 60,000 small messages a second, and a budget is 30,000 of them."""
 ALL = b""
-"""All publishers, in the place of one."""
+"""Stands for all publishers in the place of a publisher's token."""
 
 
 def budget_part(behind_s: float) -> int:
@@ -64,14 +66,14 @@ class Change(NamedTuple):
 
 @dataclass(slots=True)
 class _Listening:
-    """What is subscribed to in one plane."""
+    """The subscriptions of one plane, and the publishers that are shut out of it."""
 
     publishers: set[bytes] = field(default_factory=lambda: {ALL})
     out: set[bytes] = field(default_factory=set)
     until_s: float = 0.0
-    """End of the longest pause of those that are out."""
+    """End of the longest pause of the publishers in `out`."""
     let_in: set[bytes] = field(default_factory=set)
-    """Those that were out until the plane opened last."""
+    """Publishers that were shut out until the plane opened last."""
     opened_s: float = -inf
     floods: dict[bytes, tuple[int, float]] = field(default_factory=dict)
     """Publisher -> times that it was shut out, and the end of its last pause"""
@@ -92,11 +94,11 @@ class Fence:
 
     @property
     def fenced(self) -> bool:
-        """Whether a plane is fenced, so that workers that come or go change what is subscribed."""
+        """Whether a plane is fenced, so that the subscriptions change with the known workers."""
         return any(here.out for here in self._planes.values())
 
     def out(self, plane: Plane) -> Container[bytes]:
-        """The publishers that are shut out of a plane, now and later."""
+        """The publishers that are shut out of a plane: a view, which changes with the fence."""
         return self._planes[plane].out
 
     def shut_out(self, plane: Plane, publisher: bytes, now_s: float) -> float | None:
@@ -118,7 +120,8 @@ class Fence:
         return pause_s
 
     def tick(self, now_s: float, behind_s: float = 0.0) -> bool:
-        """Opens each plane whose last pause is over; returns whether `changes` is due for that."""
+        """Opens each plane whose longest pause is over, unless the router is behind; returns
+        whether any was opened, so that `changes` is due."""
         if budget_part(behind_s) > 1:
             return False
         due = [here for here in self._planes.values() if here.out and now_s >= here.until_s]
@@ -134,8 +137,8 @@ class Fence:
         return set().union(*(here.let_in for here in planes))
 
     def changes(self, known: Collection[bytes]) -> Iterator[Change]:
-        """What to subscribe to and what to end, in this order; counts as performed. known: the
-        publishers of known workers."""
+        """The subscriptions to begin, then those to end, for each plane; they count as performed.
+        known: the publishers of known workers."""
         for plane, here in self._planes.items():
             wanted = {*known} - here.out if here.out else {ALL}
             for publisher in sorted(wanted - here.publishers):

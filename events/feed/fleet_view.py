@@ -1,6 +1,6 @@
 """The router's picture of its fleet: every worker's stream, heartbeat and place in the index.
 
-Pure: bytes and `now_s` in, pulls to perform out. The feed (events/feed/feed.py) awaits and calls.
+Pure: bytes and `now_s` in, recoveries to perform out; the feed (events/feed/feed.py) does the I/O.
 
 Laws:
 - a worker's blocks are in the index only while the worker is known; a forgotten worker leaves no
@@ -50,9 +50,9 @@ from indexer.identity import HashArray, WorkerKey
 from indexer.index import BlockIndex
 
 MASS_SILENCE_WORKERS = 2
-"""Least workers for a mass silence: one process beats for all pods that a router follows, and ends
-with its router, so that two may well fall silent at once and serve on. A single worker's silence is
-its own."""
+"""Least workers among which a mass silence is possible. Relays inside one router end with it, so
+that already two workers may fall silent together and serve on; a single worker's silence shows no
+more than that worker's failure."""
 BEAT_TIMEOUT_S = 3.0
 """Silence after which a worker gets no requests: two missing beats, and one that is late."""
 FORGET_S = 30.0
@@ -70,21 +70,22 @@ for a request that failed."""
 PREDICTED_BLOCKS_MAX = 1 << 16
 """Predicted blocks of a worker that doesn't report its total_blocks."""
 HEARTBEAT_UNREADABLE = "no readable heartbeat"
-"""The worker beats, but its relay's heartbeats were dropped, or there are none."""
+"""Reason: beats of the worker's stream come, but no heartbeat that could be read."""
 NOT_ANSWERING = "engine not answering"
 DELAY_WINDOW_S = 4.0
-"""Seconds, once or twice: for so long a relay's clock that was set back looks like a delay."""
+"""Seconds of a window; for one to two windows a relay's clock that was set back looks like a delay.
+"""
 ASLEEP = "engine asleep"
 NOT_PROBED = "engine not probed yet"
-"""Its relay has just started: the first probe takes a moment, or its whole time limit."""
+"""Reason: the worker's relay has just started, and its first probe of the engine has not ended."""
 SLICE_BYTES = 64 * 1024
 """Bytes of hashes applied at once, about 1 ms of work; the rest of a recovery or of a long message
 waits in the worker's backlog. A fact counts as FACT_BYTES more."""
 FACT_BYTES = 128
-"""2 us of work, as for 128 bytes of hashes: a slice has 512 facts at most."""
+"""What a fact counts in a slice besides its hashes: 2 us of work, so that 512 facts fit at most."""
 SLICE_FACTS = SLICE_BYTES // FACT_BYTES
 _MASS_SILENCE_PATIENCE = 10
-"""Times forget_s after which a worker is forgotten in a mass silence."""
+"""Multiple of forget_s after which a worker is forgotten in a mass silence."""
 
 
 class Pull(NamedTuple):
@@ -111,15 +112,15 @@ class Source:
     clock_skew_s: float = 0.0
     """Our clock less the relay's when its last heartbeat came; delays make it larger."""
     clock: ClockOffset = field(default_factory=ClockOffset)
-    """The same without the delays of single heartbeats."""
+    """Our clock less the relay's, without the delays of single heartbeats."""
     least: ClockOffset = field(default_factory=lambda: ClockOffset(DELAY_WINDOW_S))
-    """The least delay of beats of late, by both clocks."""
+    """Our clock less the relay's, by the least delayed of the latest beats."""
     gone_at_s: float = 0.0
     """When the last removal or clearing of blocks was applied."""
     waiting_bytes: int = 0
-    """The stream's waiting_bytes that are in the fleet's sum."""
+    """The stream's waiting_bytes as counted in FleetView.waiting_bytes."""
     pauses: int = 0
-    """The stream's pauses that are in the fleet's sum."""
+    """The stream's pauses as counted in FleetView.recovery_pauses."""
     backlog: deque[Fact] = field(default_factory=deque)
     """Facts in order that are not in the index yet: `FleetView.work` applies them. Bounded by the
     bytes of a recovery and of the messages that may wait for it."""
@@ -158,13 +159,13 @@ class FleetView:
         predicted_ttl_s: float = PREDICTED_TTL_S,
         approximate_ttl_s: float = 120.0,
     ) -> None:
-        """predicted_ttl_s, approximate_ttl_s: see `predict`; 0: nothing is predicted."""
+        """predicted_ttl_s, approximate_ttl_s: seconds of a prediction, see `predict`; 0: none."""
         self.index = index
         self.sources: dict[WorkerKey, Source] = {}
         self.facts: Counter[str] = Counter()
         """Kind -> facts applied"""
         self.applied = 0
-        """Facts of all kinds applied, except those of snapshots"""
+        """Facts of all kinds applied, except facts of snapshots"""
         self.dropped: Counter[str] = Counter()
         """Reason -> messages or facts dropped"""
         self.forgotten: Counter[str] = Counter()
@@ -186,7 +187,8 @@ class FleetView:
         self.waiting_bytes = 0
         """Bytes of all streams' waiting messages"""
         self.behind_s = 0.0
-        """How long the messages wait that are read now, as the feed has measured it last."""
+        """Seconds for which messages that are read now had waited in our connection, as measured
+        last."""
         self.predictions = Predictions(index)
         self.salted = False
         """Whether a request with a cache salt was routed."""
@@ -205,7 +207,7 @@ class FleetView:
         self._forget_s = forget_s
         self._workers_max = workers_max
         self._connection_at_s = -inf
-        """When our own connection to the broker came or went last."""
+        """When our own connection to the broker was made or lost last."""
         self._tombstones: dict[str, float] = {}
         """Worker id -> end of its removal, until which its messages are ignored"""
 
@@ -297,7 +299,9 @@ class FleetView:
             self._count_dropped(dropped)
             if not isinstance(message, FactsMessage):
                 self.recoveries["ring", "failed"] += 1
-                effects = source.stream.on_recovery_failed("ring unreadable", True, now_s)
+                effects = source.stream.on_recovery_failed(
+                    "a message of the relay's ring is unreadable", True, now_s
+                )
                 return self._perform(source, effects, now_s)
             decoded.append(message)
         self.recoveries["ring", "ok"] += 1
@@ -313,8 +317,8 @@ class FleetView:
         complete: bool,
         now_s: float,
     ) -> list[Pull]:
-        """Applies a snapshot by its last facts, the earlier ones being staged; returns recoveries
-        to perform.
+        """Stages a snapshot's last facts, after the earlier ones, and puts all staged facts in the
+        place of the worker's blocks; returns recoveries to perform.
         """
         source = self.sources.get(key)
         if source is None:
@@ -417,7 +421,8 @@ class FleetView:
         self._tombstones.pop(worker_id, None)
 
     def tick(self, now_s: float) -> list[WorkerKey]:
-        """Ends what is over at `now_s`. Returns the workers forgotten."""
+        """Ends predictions, removals and silent workers that are due at now_s, and derives each
+        stream's state. Returns the workers forgotten."""
         self.index.sweep()
         self.predictions.tick(now_s)
         self._tombstones = {
@@ -439,7 +444,7 @@ class FleetView:
         return forgotten
 
     def mark_changed(self, key: WorkerKey) -> None:
-        """Makes `take_changed` return a worker whose state changed elsewhere."""
+        """Makes `take_changed` return a worker, whose state changed outside of the view."""
         self._changed[key] = None
 
     def last_resort(self, source: Source) -> bool:
@@ -499,7 +504,7 @@ class FleetView:
         return lacks
 
     def ranks(self, worker_id: str) -> list[Source]:
-        """The sources of one engine."""
+        """The sources of all ranks of one engine; empty: it is not in the view."""
         return list(self._ranks.get(worker_id, {}).values())
 
     def _source(self, key: WorkerKey, now_s: float) -> Source | None:
@@ -547,7 +552,7 @@ class FleetView:
         self._account(source)
 
     def _perform(self, source: Source, effects: Sequence[Effect], now_s: float) -> list[Pull]:
-        """Performs the effects on the index; returns the recoveries to perform."""
+        """Performs the effects of a stream on the index; returns the recoveries to perform."""
         self._mark(source)
         pulls = []
         for effect in effects:
@@ -574,8 +579,8 @@ class FleetView:
         return pulls
 
     def _account(self, source: Source) -> None:
-        """Updates the fleet's sums. Over the bound of waiting bytes, the stream drops its waiting
-        messages and recovers once more."""
+        """Updates the fleet's waiting_bytes and recovery_pauses. Over WAITING_BYTES_MAX, the stream
+        drops its waiting messages and recovers once more."""
         stream = source.stream
         if stream.pauses != source.pauses:
             self.recovery_pauses += stream.pauses - source.pauses
@@ -692,7 +697,7 @@ def _parted(fact: Stored | Removed, size: int) -> tuple[Stored | Removed, Stored
 
 
 def away(source: Source) -> bool:
-    """Whether a worker stopped answering, by its relay's messages, or by their end."""
+    """Whether a worker's engine stopped answering its relay, or the relay's beats ended."""
     return schedulable(source) in (NOT_ANSWERING, StreamState.SILENT.value)
 
 

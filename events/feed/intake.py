@@ -59,7 +59,7 @@ class _Queue(Generic[T]):
 
 
 class Intake(Generic[T]):
-    """Queues by publisher."""
+    """The waiting messages of all publishers, in a queue for each."""
 
     def __init__(self, known: Callable[[bytes], bool]) -> None:
         """known: whether a publisher's worker is in the fleet view, whose size is bounded."""
@@ -68,9 +68,9 @@ class Intake(Generic[T]):
         self.cost = 0
         """Cost of all waiting messages."""
         self.budget_part = 1
-        """The n of the n-th part of its budget that each publisher has; see events/feed/fence.py"""
+        """Divisor of every publisher's budget; see events/feed/fence.py"""
         self.let_in: Container[bytes] = ()
-        """Publishers with the FIRST_PART-th part of their budgets."""
+        """Publishers let in again lately, whose budgets are divided by FIRST_PART."""
         self.held: Container[bytes] = ()
         """Publishers whose last messages are not fully applied yet."""
         self._known = known
@@ -120,7 +120,7 @@ class Intake(Generic[T]):
         return True
 
     def put(self, publisher: bytes, item: T, size: int) -> None:
-        """Adds a message to its publisher's queue, or drops it."""
+        """Adds a message to its publisher's queue, or drops it over a bound. size: its bytes."""
         cost = size + MESSAGE_COST
         queue = self._queues.get(publisher)
         if queue is None:
@@ -156,7 +156,7 @@ class Intake(Generic[T]):
         return losses
 
     def _serve(self, turns: deque[_Queue[T]]) -> Iterator[T]:
-        """Spends the rest of the slice on these publishers, in turns."""
+        """Yields messages of these publishers, in turns, while the slice has cost left."""
         passed_over = 0
         while passed_over < len(turns) and self._left > 0:
             queue = turns[0]
@@ -183,7 +183,7 @@ class Intake(Generic[T]):
                 del self._queues[queue.publisher]
 
     def lose(self, publisher: bytes) -> None:
-        """Records a message of a publisher that is shut out."""
+        """Counts a dropped message of a publisher that is shut out (events/feed/fence.py)."""
         self._lose(publisher, "publisher_too_fast")
 
     def _lose(self, publisher: bytes, reason: str, messages: int = 1) -> None:
@@ -192,7 +192,7 @@ class Intake(Generic[T]):
             self._losses[publisher] += messages
 
     def _drop_longest(self) -> None:
-        """Drops a whole queue, so that the bound is not reached again at once."""
+        """Drops the whole longest queue, so that the bound is not reached again at once."""
         queue = max(self._queues.values(), key=lambda queue: queue.cost)
         self._lose(queue.publisher, "queues_full", len(queue.waiting))
         self.cost -= queue.cost

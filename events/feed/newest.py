@@ -1,13 +1,13 @@
 """The blocks that workers stored in the last second.
 
-A copy of a request that another router serves comes at about the time of the request, and is
-decided a little later: its own blocks may be in the index by then. Kept only while such requests
-come. Pure: no clock, no I/O.
+An observed request, which another router serves, reaches this router at about the same time and is
+decided a little later: its own blocks may be in the index by then, and the decision leaves out what
+was stored just now. Kept only while observed requests come. Pure: no clock, no I/O.
 
 Laws:
 - no block older than NEWEST_S counts;
 - HASHES_MAX hashes are kept at most; past it the oldest go first;
-- a look-up costs the prompt's blocks, whatever is kept.
+- a look-up takes time in proportion to the prompt's blocks, however many hashes are kept.
 """
 
 from collections import Counter, deque
@@ -16,7 +16,7 @@ from indexer.identity import HashArray
 
 NEWEST_S = 1.0
 HASHES_MAX = 1 << 16
-"""Blocks of all workers: a second of a thousand workers that compute 1,000 tokens each a second."""
+"""Hashes kept of all workers: a second of a thousand workers that compute 1,000 tokens/s each."""
 
 
 class Newest:
@@ -26,7 +26,7 @@ class Newest:
         self._order: deque[tuple[float, int, list[int]]] = deque()
         """Time, slot and hashes of each fact, the oldest first."""
         self._stored: dict[int, Counter[int]] = {}
-        """Slot -> how many of its facts have a hash."""
+        """Slot -> hash -> how many of the slot's kept facts have it."""
         self.hashes = 0
 
     def __len__(self) -> int:
@@ -34,7 +34,7 @@ class Newest:
         return len(self._order)
 
     def add(self, slot: int, hashes: HashArray, now_s: float) -> None:
-        """Takes a fact of blocks that were stored now."""
+        """Records the hashes of a fact that stored blocks for a worker's index slot at now_s."""
         kept: list[int] = hashes[-HASHES_MAX:].tolist()
         self._order.append((now_s, slot, kept))
         self._stored.setdefault(slot, Counter()).update(kept)
@@ -44,8 +44,8 @@ class Newest:
         self._end(now_s)
 
     def first(self, slot: int, prefixes: HashArray, now_s: float) -> int | None:
-        """The place of the first of these prefixes that a worker stored just now; None: it stored
-        none of them."""
+        """Place of the first of `prefixes` that the worker of an index slot stored in the last
+        NEWEST_S; None: it stored none of them."""
         self._end(now_s)
         stored = self._stored.get(slot)
         if stored is None:

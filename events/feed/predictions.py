@@ -11,7 +11,7 @@ to two times to live, without an age for each block. Pure: no clock, no I/O.
 
 Laws:
 - the predicted blocks of a worker never exceed blocks_max; the oldest are dropped first;
-- a tick ends at most TICK_BLOCKS predictions; the rest of those due end with the next tick.
+- a tick ends at most about TICK_BLOCKS predictions; others that are due end with the next tick.
 """
 
 from collections import deque
@@ -28,12 +28,12 @@ TICK_BLOCKS = 50_000
 
 @dataclass(slots=True)
 class _Guess:
-    """The predictions of one slot."""
+    """The predictions of one worker."""
 
     young: int = 0
     """Number of the generation that fills, 0 or 1."""
     turned_at_s: float = 0.0
-    """When it began to fill."""
+    """When the young generation began to fill."""
     ttl_s: float = 0.0
     told: tuple[deque[HashArray], deque[HashArray]] = field(
         default_factory=lambda: (deque(), deque())
@@ -47,7 +47,7 @@ class Predictions:
     def __init__(self, index: BlockIndex) -> None:
         self._index = index
         self._guesses: dict[int, _Guess] = {}
-        """Slot -> its predictions."""
+        """Slot of a worker in the index -> its predictions"""
 
     @override
     def __repr__(self) -> str:
@@ -57,8 +57,8 @@ class Predictions:
     def add(
         self, slot: int, prefixes: HashArray, ttl_s: float, blocks_max: int, now_s: float
     ) -> None:
-        """Predicts blocks of a worker. ttl_s: seconds for which all its predictions hold from now
-        on.
+        """Predicts the first blocks_max of `prefixes` for the worker of an index slot. ttl_s:
+        seconds for which all predictions of the worker hold from now on.
         """
         count = len(prefixes)
         if count > blocks_max:
@@ -71,16 +71,16 @@ class Predictions:
         guess.ttl_s = ttl_s
         if self._index.predicted(slot) + count > blocks_max:
             self._make_room(slot, guess, blocks_max - count, now_s)
-        # First, so that blocks which there is memory for end, too.
+        # Before `predict`, which may raise MemoryError: the blocks predicted until then end, too.
         guess.told[guess.young].append(prefixes)
         self._index.predict(slot, guess.young, prefixes)
 
     def forget(self, slot: int) -> None:
-        """Forgets all predictions of a slot, which the index has dropped."""
+        """Forgets all predictions of an index slot; call after the index has dropped them."""
         self._guesses.pop(slot, None)
 
     def tick(self, now_s: float) -> None:
-        """Ends predictions that are due."""
+        """Ends predictions whose time to live is over."""
         left = TICK_BLOCKS
         for slot, guess in list(self._guesses.items()):
             if now_s - guess.turned_at_s < guess.ttl_s:

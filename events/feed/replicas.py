@@ -60,23 +60,23 @@ _STEP_BYTES = 20
 REPLICAS_MAX = 64
 """Other replicas whose load is kept at the same time."""
 STEPS_MAX = 16
-"""Steps of a worker in a message; fewer where BYTES_MAX would be passed. Of more changes, the
-latest half of these and a sample of the others."""
+"""Steps of a worker in a message; fewer where BYTES_MAX would be passed. Of more steps, a message
+has the latest STEPS_MAX / 2 and a sample of the earlier ones."""
 LOST_MAX = 1024
-"""Entries that are kept of what waited in replicas that are gone, until they are taken."""
+"""Most Demands kept of replicas that are gone, until `take_lost`."""
 KEPT_STEPS_MAX = 1024
 """Steps kept of one replica for one worker."""
 KEPT_S = 3.5
 """Least seconds for which steps are kept: after 3 s without a sample the worker is unhealthy."""
 
 Step = tuple[float, int, int]
-"""(since when, requests, blocks): totals until the next step, or now."""
+"""(beginning in Unix time, requests, blocks): totals until the next step, or now."""
 _Age = Annotated[float, Meta(ge=0, le=3600)]
 _Rank = Annotated[int, Meta(ge=0, le=99999)]
 
 
 EJECTED_MAX = 512
-"""Ejections in a message; those that don't fit are left out, and end by time elsewhere."""
+"""Ejections in a message; further ones are left out, and end by time in the other replicas."""
 SESSIONS_MAX = 2048
 """Sessions in a message: 25 KB, and the ids of their workers. The next message has the others."""
 _HASH_MAX = (1 << 64) - 1
@@ -87,9 +87,9 @@ class Verdict(NamedTuple):
 
     worker: WorkerKey
     left_s: float
-    """Seconds until it is probed."""
+    """Seconds until a request tries the worker again."""
     cause: str
-    """See router/fleet/health/outliers.py."""
+    """Name of a cause in router/fleet/health/outliers.py."""
 
 
 class Moved(NamedTuple):
@@ -111,7 +111,7 @@ class Totals(NamedTuple):
 
 
 class Reserved(Protocol):
-    """Load that this router's reservations put on one worker, now and a few seconds ago."""
+    """Interface: the load that this router has reserved on one worker, now and a while ago."""
 
     changed: bool
     """Whether it changed since the last message to other replicas."""
@@ -120,11 +120,11 @@ class Reserved(Protocol):
     def ours(self) -> Totals: ...
 
     def steps(self, since_s: float) -> list[Step]:
-        """The step that held at since_s, and each change after it; times ascend."""
+        """The step that held at since_s (Unix time), and each later step; times ascend."""
 
 
 class _WorkerTotals(msgspec.Struct, frozen=True, array_like=True):
-    """One worker's totals."""
+    """The totals that a replica has reserved on one worker, as sent."""
 
     worker_id: Name
     dp_rank: Annotated[int, Meta(ge=0, le=99999)]
@@ -134,7 +134,7 @@ class _WorkerTotals(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Ejected(msgspec.Struct, frozen=True, array_like=True):
-    """A Verdict."""
+    """A Verdict, as sent."""
 
     worker_id: Name
     dp_rank: Annotated[int, Meta(ge=0, le=99999)]
@@ -143,7 +143,7 @@ class _Ejected(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Inflight(msgspec.Struct, frozen=True, tag="inflight", tag_field="kind", omit_defaults=True):
-    """One replica's reserved load, and what it has ejected."""
+    """A message of one replica: the load that it has reserved, its ejections, sessions, queue."""
 
     v: int
     replica: Name
@@ -160,9 +160,9 @@ class Inflight(msgspec.Struct, frozen=True, tag="inflight", tag_field="kind", om
     """(hash of a session's id, place in session_workers) of sessions whose worker is another than
     in earlier messages; optional, as `ejected`."""
     demand: Annotated[list[DemandEntry], Meta(max_length=DEMANDS_MAX)] = []
-    """All that waits there for workers with room; optional, as `ejected`."""
+    """Requests that wait in the replica for workers with room; optional, as `ejected`."""
     stopped: Annotated[list[DemandEntry], Meta(max_length=DEMANDS_MAX)] = []
-    """All that waited there when the replica stopped, and refused it; optional, as `ejected`."""
+    """Requests that waited when the replica stopped, and were refused; optional, as `ejected`."""
 
 
 _NOTHING = Totals()
@@ -171,7 +171,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def decode_inflight(payload: bytes) -> Inflight | Unreadable:
-    """A message of the inflight subject. Never raises."""
+    """Reads a message of the inflight subject. Never raises."""
     if len(payload) > MESSAGE_BYTES_MAX:
         return Unreadable("too_large", f"{len(payload)} bytes")
     try:
@@ -180,9 +180,9 @@ def decode_inflight(payload: bytes) -> Inflight | Unreadable:
         return Unreadable("malformed", str(error))
     workers = len(message.session_workers)
     if any(place >= workers or not 0 <= value <= _HASH_MAX for value, place in message.sessions):
-        return Unreadable("malformed", "a session without a worker, or whose hash is out of range")
+        return Unreadable("malformed", "a session has no worker, or a hash outside [0, 2^64)")
     if not all(entry.is_sound for entry in (*message.demand, *message.stopped)):
-        return Unreadable("malformed", "a tenant whose hash is out of range")
+        return Unreadable("malformed", "a tenant has a hash outside [0, 2^64)")
     return message
 
 
@@ -201,7 +201,7 @@ class Teller:
         self._ejected: list[tuple[WorkerKey, str]] = []
         """Ejections of the last message, with their causes."""
         self._demand: list[object] = []
-        """What is news of the last message's demand."""
+        """`Demand.news` of each entry in the last message."""
         self.is_cut = False
         """Whether some workers did not fit in the last message: the next message, due at once, has
         them."""
@@ -222,9 +222,9 @@ class Teller:
         """The next message; None when nothing changed since the last message and no full message is
         due.
 
-        moved: SESSIONS_MAX at most. demand: all that waits here. stopped: all that waited when
-        the replica stopped. Marks the loads in the message as unchanged. A full message takes time
-        in proportion to the workers, others in proportion to the changed workers.
+        moved: SESSIONS_MAX at most. demand: the requests that wait here. stopped: those that waited
+        when this replica stopped. Marks the loads in the message as unchanged. A full message takes
+        time in proportion to the workers, others in proportion to the changed workers.
         """
         self.is_cut = False
         before, self._demand = self._demand, [each.news for each in demand]
@@ -327,7 +327,7 @@ def _cut(wanted: list[_Wanted]) -> tuple[list[_Wanted], list[_Wanted]]:
 
 
 def _steps_max(wanted: list[_Wanted]) -> int:
-    """Steps of each worker with which all workers fit in the message."""
+    """Most steps of each worker, up to STEPS_MAX, with which these workers fit in a message."""
     steps_max = STEPS_MAX
     while steps_max > 1 and _bytes(wanted, steps_max) > BYTES_MAX:
         steps_max //= 2
@@ -365,7 +365,7 @@ class _Worker:
     """Times ascend."""
 
     def learn(self, now: Totals, received: list[Step], since_s: float) -> bool:
-        """Replaces the steps after since_s by those received; returns whether that changes any."""
+        """Replaces the totals, and the steps after since_s; returns whether anything changed."""
         steps, changed = self.steps, now != self.now
         self.now = now
         del steps[bisect_right(steps, (max(since_s, received[0][0]), inf)) :]
@@ -388,7 +388,7 @@ class _Worker:
 
 @dataclass(slots=True)
 class _Replica:
-    """One replica whose messages come."""
+    """Another replica, whose messages come."""
 
     epoch: Epoch
     seq: int
@@ -400,7 +400,7 @@ class _Replica:
     """No message was lost: the kept steps are finer than the steps in a full message."""
 
     def reserved(self) -> Totals:
-        """Its totals, of all workers together."""
+        """The totals that the replica has reserved on all workers together."""
         of_workers = [worker.now for worker in self.workers.values()]
         return Totals(*map(sum, zip(*of_workers, strict=True))) if of_workers else _NOTHING
 
@@ -437,7 +437,7 @@ class Replicas:
         self.demands = 0
         """Changes of `demand`."""
         self._lost: list[tuple[float, Demand]] = []
-        """What waited in replicas that are gone, and since when they are; LOST_MAX at most."""
+        """(when a replica was gone, what had waited in it); LOST_MAX at most."""
 
     @override
     def __repr__(self) -> str:
@@ -514,13 +514,13 @@ class Replicas:
             changed.update(dict.fromkeys(self._forget(message.replica)))
 
     def take_verdicts(self) -> tuple[str, list[Verdict]] | None:
-        """The replica that sent the last message, and all its ejections; None: the message was
-        ignored, or they were taken."""
+        """The replica that sent the last message, and all its ejections; None: that message was
+        ignored, or its ejections were taken before."""
         verdicts, self._verdicts = self._verdicts, None
         return verdicts
 
     def take_moved(self) -> list[Moved]:
-        """The sessions of the last message; empty if it was ignored, or they were taken."""
+        """The sessions of the last message; empty: it was ignored, or they were taken before."""
         moved, self._moved = self._moved, []
         return moved
 
@@ -534,7 +534,7 @@ class Replicas:
         return {key: None for name in silent for key in self._forget(name)}.keys()
 
     def heard(self, worker: WorkerKey, time_s: float) -> tuple[Totals, tuple[int, int]]:
-        """Others' totals on a worker now, and their (requests, blocks) at an earlier time."""
+        """The other replicas' totals on a worker now, and their (requests, blocks) at time_s."""
         requests = blocks = prefill_tokens = requests_then = blocks_then = 0
         for replica in self._replicas.values():
             known = replica.workers.get(worker)

@@ -29,9 +29,10 @@ from events.plane.facts import Beat, Epoch, Fact, FactsMessage
 BUFFER_MESSAGES_MAX = 4096
 BUFFER_BYTES_MAX = 32 * 1024 * 1024
 BEAT_OVERDUE_S = 2.0
-"""Two beats: either of them would have shown a loss since the last beat."""
+"""Seconds without a beat after which a stream is suspect: two missing beats, each of which would
+have shown a loss."""
 LATE_S = 2.0
-"""Delay from which a stream's blocks are too old to count, as for beats that are missing."""
+"""Seconds of a beat's delay from which a stream is suspect, as if beats were missing."""
 CONNECTION_DOWN = "our connection is down"
 """The reason of every stream while the router has no connection to the broker."""
 RECOVERIES_FREE = 3
@@ -39,9 +40,9 @@ RECOVERIES_FREE = 3
 PAUSE_S = 0.5
 """Pause after the first recovery past RECOVERIES_FREE, seconds; doubles with each further one."""
 PAUSE_MAX_S = 8.0
-"""Longest pause, seconds: so long a stream may stay unrecovered after its trouble is over."""
+"""Longest pause, seconds: a stream may stay unrecovered that long after its trouble is over."""
 STEADY_S = 30.0
-"""Seconds without a recovery after which the next recovery is the first of a new row."""
+"""Seconds without a recovery after which recoveries in a row are counted from 1 again."""
 _TWO_RELAYS_MESSAGES = 3
 _TWO_RELAYS_WINDOW_S = 10.0
 
@@ -83,13 +84,13 @@ Effect = Apply | Forget | Adopt | Recover
 
 @dataclass(slots=True)
 class _Row:
-    """Recoveries in a row."""
+    """Recoveries of a stream in a row, with less than STEADY_S between them."""
 
     recoveries: int = 0
     began_at_s: float = -inf
-    """When the last of them began."""
+    """When the last recovery began."""
     pause_s: float = 0.0
-    """Least time from that to the next."""
+    """Least seconds from that beginning to the next recovery's."""
 
 
 class Stream:
@@ -121,7 +122,8 @@ class Stream:
         self.lag_s = 0.0
         """Lag of the last message: from its reading at the relay to its applying here."""
         self.late_s = 0.0
-        """Delay of the last beat, by the relay's clock or by that of the messages read with it."""
+        """Delay of the last beat, seconds: by the relay's clock, or as measured in our connection.
+        """
         self.duplicates = 0
         self.gaps = 0
         self.drifts = 0
@@ -144,7 +146,7 @@ class Stream:
         self.waiting_bytes = 0
         """Bytes of the messages that wait for their predecessors."""
         self._buffer: list[tuple[FactsMessage, int]] = []
-        """These messages, with their sizes."""
+        """The messages that wait for their predecessors, with their sizes in bytes."""
         self._let_go_seq = 0
         """Number of the last waiting message that was dropped."""
 
@@ -192,11 +194,12 @@ class Stream:
             self.gaps += 1
             effects += self._lose(f"gap: {self.seq} then {message.seq}", True, now_s)
         elif not self._requested:
-            effects += self._recover("not received from the start", now_s)
+            effects += self._recover("the stream was not received from its start", now_s)
         return effects
 
     def on_beat(self, beat: Beat, blocks: int, digest: int, now_s: float) -> list[Effect]:
-        """A beat. blocks, digest: this worker's in the index now. Its delay is in late_s."""
+        """Compares a beat with the worker's blocks and digest in the index; returns effects. The
+        caller sets late_s first."""
         # Silent, and a lower epoch beats: the relay that still sends is the engine's.
         gone = self.silent_for_s(now_s) >= self._beat_timeout_s
         effects = self._meet(beat.epoch, now_s, lower_too=gone)
@@ -215,7 +218,7 @@ class Stream:
             effects += [] if self._requested else self._recover(self.reason, now_s)
         elif beat.seq > self.seq:
             self.gaps += 1
-            effects += self._lose(f"lost tail: {self.seq} of {beat.seq}", True, now_s)
+            effects += self._lose(f"last messages lost: {self.seq} of {beat.seq} came", True, now_s)
         elif beat.seq == self.seq and (beat.blocks, beat.digest) != (blocks, digest):
             self.drifts += 1
             effects += self._lose("digest differs", False, now_s)
@@ -225,7 +228,8 @@ class Stream:
         return effects
 
     def on_ring(self, epoch: Epoch, messages: list[FactsMessage], now_s: float) -> list[Effect]:
-        """The relay's answer to a Recover with from_seq: all its messages from there on."""
+        """Applies the answer to a Recover with from_seq: the relay's messages from there on;
+        returns effects."""
         self._requested = False
         if self._in_step or epoch != self.epoch or not self._from_ring:
             return []  # filled by the stream itself meanwhile, or its next message recovers again
@@ -237,11 +241,12 @@ class Stream:
         if not effects or messages[-1].seq != self.seq:
             # The ring would answer the same again.
             self._from_ring = False
-            return effects + self._recover_now("the ring does not close the gap", now_s)
+            return effects + self._recover_now("the relay's ring does not close the gap", now_s)
         return effects + self._splice("ring replayed", now_s)
 
     def on_snapshot(self, epoch: Epoch, as_of: int, complete: bool, now_s: float) -> list[Effect]:
-        """The relay's answer to a Recover without from_seq is staged: its blocks after as_of."""
+        """Takes the answer to a Recover without from_seq, a staged snapshot of the blocks after
+        message as_of; returns effects: none for a snapshot that is out of date."""
         self._requested = False
         if self.epoch is not None and epoch < self.epoch:
             return []
@@ -284,7 +289,8 @@ class Stream:
         self._derive("connected again" if connected else CONNECTION_DOWN, now_s)
 
     def on_lost(self, now_s: float) -> None:
-        """Messages of this stream were dropped unread; its next message or beat shows the gap."""
+        """Records that messages of this stream were dropped unread: it is suspect until its next
+        beat, which shows the gap."""
         self._confirmed = False
         self._derive("messages come faster than their budget", now_s)
 
@@ -359,7 +365,7 @@ class Stream:
         return self._recover(reason, now_s)
 
     def _recover(self, reason: str, now_s: float) -> list[Effect]:
-        """Recovers, unless the row's pause is not over: then a later beat does."""
+        """Requests a recovery; during the pause after the last one, leaves that to a later beat."""
         row = self._row
         since_s = now_s - row.began_at_s
         if since_s < row.pause_s:

@@ -1,7 +1,7 @@
-"""The router's subscriptions to facts and load, kept as the fence says (events/feed/fence.py).
+"""The router's subscriptions to facts and load, as the fence (events/feed/fence.py) wants them.
 
-The shell around the fence: it awaits, then calls. A PING on its way through the same connection
-shows how far the router is behind.
+Does the I/O for the fence, which is pure. A PING, whose PONG comes behind all messages queued in
+the same connection, shows how many seconds the router is behind.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from events.plane.broker import Broker
 from events.plane.nats_client import OnRaw, RawSubscription
 
 PING_MAX_S = 10.0
-"""Longest wait for a PONG, seconds; longer than a router is ever behind with its budgets' parts."""
+"""Longest wait for a PONG, seconds; a router with divided budgets is never so far behind."""
 _PAUSE_S = 0.25
 """Seconds between a PONG and the next PING."""
 
@@ -24,7 +24,7 @@ log = logging.getLogger("kvroute.feed")
 
 
 class Subscriptions:
-    """Subscriptions of one feed: one to all workers of a plane, or one to each that is let in."""
+    """A feed's subscriptions: for a plane, one to all workers, or one to each not shut out."""
 
     def __init__(self, broker: Broker, fleet: str, opened: Callable[[], Awaitable[None]]) -> None:
         """opened: called when a plane is open to unknown publishers again."""
@@ -34,13 +34,13 @@ class Subscriptions:
         self._opened = opened
         self._listeners: Mapping[Plane, OnRaw] = {}
         self._due = asyncio.Event()
-        """Set when the fence has changed, or workers may have come or gone behind it."""
+        """Set when the fence has changed, or workers may have come or gone in a fenced plane."""
         self._pinged_s: float | None = None
-        """When the PING was sent that is on its way; None: there is none."""
+        """Loop time at which the unanswered PING was sent; None: no PING is unanswered."""
         self.running: dict[tuple[Plane, bytes], RawSubscription] = {}
 
     def out(self, plane: Plane) -> Container[bytes]:
-        """The publishers that are shut out of a plane, now and later."""
+        """The publishers that are shut out of a plane: a view, which changes with the fence."""
         return self.fence.out(plane)
 
     async def start(self, listeners: Mapping[Plane, OnRaw]) -> None:
@@ -63,12 +63,12 @@ class Subscriptions:
 
     @property
     def behind_s(self) -> float:
-        """Seconds for which the PING on its way has waited behind unread messages."""
+        """Seconds for which a PING is unanswered, its PONG being behind unread messages; else 0."""
         pinged_s = self._pinged_s
         return 0.0 if pinged_s is None else asyncio.get_running_loop().time() - pinged_s
 
     def tick(self, intake: Intake[Any]) -> None:
-        """Lets publishers in whose pause is over; divides the budgets of the intake."""
+        """Lets in the publishers whose pause is over; sets the intake's divisors of budgets."""
         now_s, behind_s = asyncio.get_running_loop().time(), self.behind_s
         if self.fence.tick(now_s, behind_s) or self.fence.fenced:
             self._due.set()
@@ -76,7 +76,8 @@ class Subscriptions:
         intake.let_in = self.fence.let_in(now_s)
 
     def connection_changed(self) -> None:
-        """Called when the connection changed, since its PONG will not come."""
+        """Forgets an unanswered PING, whose PONG will not come; call when the connection was lost
+        or made."""
         self._pinged_s = None
 
     async def measure(self) -> None:

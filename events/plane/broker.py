@@ -1,8 +1,8 @@
 """The connection to NATS: reconnects for ever, reports its loss, counts messages not sent.
 
-Law: `connect` raises nothing that nats-py raises because of a server; once connected, `publish`,
-`request`, `unsubscribe` and `close` raise nothing that it raises because of a connection or its
-loss: each fails as documented, and is counted.
+Law: no error of a NATS server leaves `connect`; once connected, no error of the connection or its
+loss leaves `publish`, `request`, `unsubscribe` or `close`: they fail as documented, and the failure
+is counted.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from events.plane.settings import NatsSettings
 
 PENDING_MESSAGES_MAX = 64 * 1024
 PENDING_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes that wait in a subscription: a few seconds of work. Older messages are worth nothing."""
+"""Bytes that wait in a subscription: a few seconds of work; older messages are of no use."""
 LOSS_S = 1.0
 """Least seconds between two reports of lost messages to listeners. Streams detect a loss by their
 numbers; the reports are for messages without numbers."""
@@ -39,8 +39,8 @@ _CLOSE_S = 2.0
 _PROBE_S = 3.0
 _OVERLAP_S = 0.05
 """Seconds between the beginning of subscriptions and the end of those that they replace. A server
-that gets both at once drops what it is handing to the old ones at that moment: some 20 messages of
-a fast publisher."""
+that gets both at once drops the messages that it is sending to the old subscriptions at that
+moment: some 20 of a fast publisher."""
 
 log = logging.getLogger("kvroute.broker")
 
@@ -53,7 +53,7 @@ class Broker:
 
     def __init__(self, settings: NatsSettings, url: str, name: str) -> None:
         self.counts: Counter[str] = Counter()
-        """Failures: not_connected, slow_consumer, error, listener_failed"""
+        """Kind (not_connected, slow_consumer, error, listener_failed) -> failures"""
         self._settings = settings
         self._url = url
         self._name = name
@@ -64,7 +64,7 @@ class Broker:
         self._failure_logged_at_s = -FAILURE_S
         self._closing = False
         self._probed: set[tuple[bool, str] | None] = set()
-        """What is being tried though it should be refused; see `allowed`."""
+        """(publishes, subject) of each attempt that is not refused yet; see `allowed`."""
         self._all_refused = asyncio.Event()
 
     @property
@@ -77,14 +77,14 @@ class Broker:
         return self._client.unreadable.total()
 
     def on_connection(self, listener: OnConnection) -> None:
-        """Calls the listener at each change of the connection; lost messages count as a change to
-        False and back."""
+        """Calls the listener with whether NATS is connected, at each change; lost messages count as
+        a change to False and back."""
         self._listeners.append(listener)
 
     async def connect(self) -> None:
-        """Returns with the first connection; waits for a broker without a time limit.
+        """Returns once connected; waits for a NATS server without a time limit.
 
-        A server whose bytes can't be read is tried again, as a server that is away is.
+        A server whose bytes can't be read is tried again, like a server that can't be reached.
         """
         while True:
             try:
@@ -125,7 +125,8 @@ class Broker:
         )
 
     async def publish(self, subject: str, payload: bytes) -> bool:
-        """Sends, or counts and returns False; never waits for a broker that is away."""
+        """Sends a message. Without a connection, or after an error, counts it and returns False:
+        never waits for a NATS server that is away."""
         if not self._client.is_connected:
             self.counts["not_connected"] += 1
             return False
@@ -138,10 +139,10 @@ class Broker:
         return True
 
     async def subscribe(self, subject: str, listener: OnMessage) -> Subscription:
-        """A plain subscription: every replica gets every message. Returns when the broker has it.
+        """Subscribes, without a queue group: every replica gets every message. Returns when the
+        NATS server knows the subscription.
 
-        An exception of the listener is counted and logged, and ends nothing: messages come from
-        others.
+        An exception of the listener is counted and logged, and ends nothing.
         """
         handled = 0
 
@@ -176,11 +177,12 @@ class Broker:
     async def change_raw(
         self, begin: Sequence[str], end: Sequence[RawSubscription], listener: OnRaw
     ) -> list[RawSubscription]:
-        """Begins subscriptions, then ends others, without a gap between: what the server had queued
-        for those comes to their listener still. Returns those that began.
+        """Begins subscriptions, then ends others, without a gap: messages that the server had
+        queued for an ended subscription still reach its listener. Returns the begun subscriptions,
+        up to the first that fails.
 
-        The listener is called with (subject, payload) while they are read, and does its work later:
-        it has the bounds itself, and must not raise or take long.
+        The listener is called with (subject, payload) of each message while it is read: it bounds
+        its own queue, and must not raise or take long.
         """
         begun = []
         for subject in begin:
@@ -213,11 +215,11 @@ class Broker:
                 await self._client.flush()
         except (nats.errors.Error, TimeoutError, OSError) as error:
             # The connection ended; the client subscribes again by itself when it reconnects.
-            log.warning("subscribing to %s: %r", subject, error)
+            log.warning("subscribed to %s, but the NATS server didn't confirm: %r", subject, error)
 
     async def round_trip(self, timeout_s: float) -> bool:
-        """Waits for the server's answer to a PING, which comes behind all that it has queued; False
-        when it did not come in time. Without a connection there is nothing to wait for: True."""
+        """Sends a PING and waits for the server's answer, which comes behind all messages that it
+        has queued; False: no answer within timeout_s. Without a connection, True at once."""
         if not self._client.is_connected:
             return True
         try:
@@ -230,7 +232,7 @@ class Broker:
         return True
 
     async def unsubscribe(self, subscription: Subscription) -> None:
-        """Ends a subscription; the loss of its connection has ended it already."""
+        """Ends a subscription; errors are counted, since a lost connection has ended it already."""
         try:
             await subscription.unsubscribe()
         except (nats.errors.Error, OSError):
@@ -240,7 +242,7 @@ class Broker:
             log.warning("could not unsubscribe: %r", error)
 
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes | None:
-        """The answer; None when none comes in time."""
+        """Sends a request; returns the answer's bytes, or None when none comes in timeout_s."""
         try:
             with _cancellation_kept():
                 return (await self._client.request(subject, payload, timeout=timeout_s)).data
@@ -252,10 +254,10 @@ class Broker:
             return None
 
     async def allowed(self, attempts: Sequence[Attempt]) -> list[Attempt]:
-        """Those of the attempts that the server does not refuse; its refusals are not counted.
+        """Makes the attempts; returns those that the NATS server does not refuse in _PROBE_S.
 
-        Tries each of them: subscriptions end at once. A refusal that takes longer than
-        _PROBE_S shows as allowed.
+        Subscriptions end at once, and refusals don't count as errors. If the attempts can't be
+        made, logs why and returns none.
         """
         # nats-py gives errors in lower case.
         self._probed = {(attempt.publishes, attempt.subject.lower()) for attempt in attempts}
@@ -286,7 +288,7 @@ class Broker:
         ]
 
     async def close(self) -> None:
-        """Closes; waits at most 2 s for the broker to take unsent messages."""
+        """Closes the connection; waits at most 2 s for the NATS server to take unsent messages."""
         self._closing = True
         try:
             if self._client.is_connected or self._client.is_reconnecting:
@@ -294,7 +296,7 @@ class Broker:
                     await self._client.close()
         except TimeoutError:
             self.counts["error"] += 1
-            log.warning("NATS takes nothing: closed without sending the last messages")
+            log.warning("the NATS server took no messages in time: closed without sending the last")
         except Exception as error:  # a lost connection takes no last messages
             self.counts["error"] += 1
             log.warning(
@@ -304,7 +306,7 @@ class Broker:
             self._client.abort()  # in any state of the client, also while it connects
 
     def check(self) -> bool:
-        """See `check_connection`."""
+        """Checks the settings before connecting: see nats_check.check_connection."""
         return check_connection(self._settings, self._url)
 
     async def _on_error(self, error: Exception) -> None:
@@ -315,7 +317,10 @@ class Broker:
             now_s = asyncio.get_running_loop().time()
             if now_s - self._loss_reported_at_s >= LOSS_S:
                 self._loss_reported_at_s = now_s
-                log.error("messages come faster than they are read, some are lost: resync")
+                log.error(
+                    "NATS messages come faster than this process reads them; some were lost, and"
+                    " their streams recover"
+                )
                 self._notify(False)
                 self._notify(True)
             return

@@ -1,4 +1,4 @@
-"""The one clock of the shells: Unix time that never goes back."""
+"""The clock of relays and routers: Unix time that never goes back."""
 
 import time
 
@@ -6,7 +6,7 @@ _STARTED_S = time.time() - time.monotonic()
 
 
 def unix_now() -> float:
-    """Seconds since 1970: the wall clock at our start plus the monotonic clock since then.
+    """Seconds since 1970: the wall clock at this process's start plus the monotonic time since.
 
     Comparable with other hosts' times to within clock skew, and unaffected when the clock is set.
     """

@@ -32,33 +32,33 @@ HEARTBEAT_BYTES_MAX = 1 << 17
 REQUEST_BYTES_MAX = 4096
 """Bytes of a SnapshotRequest: five numbers, and space for fields of later releases."""
 FACTS_MAX = 4096
-"""Facts in an answer. A relay's answers and messages have about 1,000 at most."""
+"""Facts in a SnapshotChunk. A relay's chunks and messages have about 1,000 at most."""
 FACTS_IN_MESSAGE_MAX = 1536
 LACKS_MAX = 16
-"""Reasons in a beat; a relay has nine."""
+"""Reasons for left-out blocks in a beat; a relay has nine."""
 NUMBERS_MAX = 256
-"""Further numbers of an engine in a heartbeat."""
+"""Entries of a heartbeat's `numbers`."""
 RING_MESSAGES_MAX = 1 << 14
-"""Messages in an answer."""
+"""Messages of a ring in a SnapshotChunk."""
 
 WARM_TOKENS_MAX = 250_000
-"""Tokens in a message, within a NATS server's default limit of 1 MiB."""
+"""Tokens in a Warm message, within a NATS server's default limit of 1 MiB."""
 
 Count = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
-"""A count of an engine; fits every field of kvroute.v1."""
+"""A count that an engine reports; fits every field of the gRPC API kvroute.v1."""
 SequenceNumber = Annotated[int, Meta(ge=0, le=1 << 62)]
-"""A sequence number that has successors, too."""
+"""A message's number in its epoch; at most 2^62, so that successors fit in 64 bits."""
 Name = Annotated[str, Meta(max_length=1024)]
 Text = Annotated[str, Meta(max_length=4096)]
 UnixSeconds = Annotated[float, Meta(ge=0, le=1e11)]
-"""Finite, and a time that a calendar can show."""
+"""Unix time in seconds: finite, and a time that a calendar can show."""
 
 TIER_NAMES = {Tier.DEVICE: "device", Tier.HOST: "host", Tier.DISK: "disk"}
 TIERS = {name: tier for tier, name in TIER_NAMES.items()}
 
 
 class Epoch(NamedTuple):
-    """One life of a relay and its engine; later lives compare higher."""
+    """One life of a relay's stream, by its start in Unix time; a later life compares higher."""
 
     start_ns: int
     nonce: int
@@ -100,7 +100,8 @@ class FactsMessage(msgspec.Struct, frozen=True, tag="facts", tag_field="kind"):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat", tag_field="kind", omit_defaults=True):
-    """A stream's state after message `seq`: shows a lost tail and a silent drift."""
+    """A stream's state after facts message `seq`: shows routers that the last messages were lost,
+    or that their index differs."""
 
     v: int
     epoch: Epoch
@@ -110,7 +111,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", tag_field="kind", omit_defau
     digest: int
     """see indexer.index.mix_digest"""
     complete: bool
-    """False: the relay itself may have missed blocks, so its stream is a subset."""
+    """False: the relay may have missed blocks, so its stream has only a part of the engine's."""
     time_s: UnixSeconds
     lacks: Annotated[tuple[Name, ...], Meta(max_length=LACKS_MAX)] = ()
     """Reasons for which blocks of the engine are left out of the stream: keys of
@@ -130,14 +131,16 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     lora_names: Annotated[tuple[Name, ...], Meta(max_length=4096)] = ()
     max_model_len: Count = 0
     block_size: Count = 0
-    """Canonical block size, which the facts have, in tokens."""
+    """Tokens of a canonical block: a block of the facts."""
     engine_block_size: Count = 0
+    """Tokens of a block of the engine; the relay splits or merges these to canonical blocks."""
     role: Name = "both"
     labels: Annotated[dict[Name, Name], Meta(max_length=256)] = {}
     multi_rank: bool = False
     """The engine has several ranks, so a request must name one."""
     priority_scheduling: Name = ""
-    """"lower" or "higher" is sooner; empty: the engine doesn't schedule by priority."""
+    """Which priority number the engine serves sooner, "lower" or "higher"; empty: it doesn't
+    schedule by priority."""
     healthy: bool = True
     """False: the engine's health or metrics stopped answering."""
     probed: bool = True
@@ -155,9 +158,9 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     running: Count = 0
     waiting: Count = 0
     used_blocks: Annotated[float, Meta(ge=0, le=1e9)] | None = None
-    """Canonical blocks held by requests."""
+    """KV cache of the rank that requests hold, in blocks of block_size tokens."""
     total_blocks: Count | None = None
-    """Canonical blocks."""
+    """Whole KV cache of the rank, in blocks of block_size tokens."""
     total_slots: Count | None = None
     token_budget: Count | None = None
     preemptions: Count = 0
@@ -182,7 +185,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     kv_connector: Name = ""
     """Connector that transfers KV caches: a name of vLLM's --kv-transfer-config."""
     kv_engine_id: Name = ""
-    """The engine_id of that configuration; empty: the engine generated it."""
+    """The engine_id in vLLM's --kv-transfer-config, or as generated; empty: unknown."""
     bootstrap_host: Name = ""
     """Host for KV transfers; empty: the host of the address."""
     bootstrap_port: Annotated[int, Meta(ge=0, le=65535)] = 0
@@ -265,9 +268,9 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     worker_id: Name
     tombstone_s: float = 0.0
     at_s: UnixSeconds = 0.0
-    """When it was given: of two commands for a worker, the newer holds."""
+    """Unix time of the command: of two commands for a worker, the newer holds."""
     by: Name = ""
-    """The identity that gave it; empty: an older release did not say."""
+    """Identity of the caller that gave the command; empty: an older release did not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +301,7 @@ class _FactKind(msgspec.Struct, frozen=True):
 
 
 class _LooseKinds(msgspec.Struct, frozen=True):
-    """The same, with only the kinds of its facts decoded."""
+    """A stream message with only the kinds of its facts decoded."""
 
     facts: list[_FactKind]
 
@@ -441,9 +444,9 @@ def _unprintable(beat: Heartbeat) -> str:
 
 
 def _tokens_fault(warm: Warm) -> str:
-    """Why the engine can't compute this prefix; empty: it can."""
+    """Why a Warm's tokens are no prefix; empty: they are one."""
     if not warm.cancel and (not warm.tokens or len(warm.tokens) % 4):
-        return f"{len(warm.tokens)} bytes hold no token ids"
+        return f"{len(warm.tokens)} bytes of tokens are no positive multiple of 4"
     return ""
 
 
@@ -453,7 +456,7 @@ class _Form(NamedTuple):
     decoder: msgspec.msgpack.Decoder[Any]
     bytes_max: int = MESSAGE_BYTES_MAX
     fault: Callable[[Any], str] = lambda _: ""
-    """Why a decoded message makes no sense; empty: it does."""
+    """Why a decoded message can't be used; empty: it can."""
 
 
 _FORMS: dict[type[msgspec.Struct], _Form] = {

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from indexer.identity import EngineHash
 
 BLOCKS_MAX = 1 << 16
-"""Left-out blocks that are tracked singly, 8 MiB; past it a reason holds until all are cleared."""
+"""Most left-out blocks tracked one by one (8 MiB); past it a reason holds until `clear`."""
 
 SALTS_UNTOLD = "salts_untold"
 ITEMS_UNTOLD = "items_untold"
@@ -35,7 +35,7 @@ REASONS = {
     "unnamed_lora": "the engine's events have only numbers of LoRAs (vLLM's have names from 0.14)",
     "unresolved": "blocks came without tokens, on another tier, and the relay doesn't know them",
 }
-"""Reason -> a sentence for people."""
+"""Reason for which blocks are left out -> a sentence that explains it to an operator."""
 
 
 class LeftOut:
@@ -45,9 +45,9 @@ class LeftOut:
         self._copies: dict[EngineHash, list[str]] = {}
         """Block -> the reason of each left-out copy"""
         self._of: Counter[str] = Counter()
-        """Reason -> copies"""
+        """Reason -> left-out copies"""
         self._for_good: set[str] = set()
-        """Reasons of blocks that are not tracked singly."""
+        """Reasons that hold until `clear`: their blocks are not tracked one by one."""
 
     def add(self, reason: str, blocks: Iterable[EngineHash]) -> None:
         """Records copies of blocks that were left out, with the reason."""
@@ -61,7 +61,7 @@ class LeftOut:
             self._of[reason] += 1
 
     def add_all(self, reasons: Iterable[str]) -> None:
-        """Records unknown blocks that were left out for these reasons."""
+        """Records that blocks, which ones is unknown, were left out for these reasons."""
         self._for_good.update(reasons)
 
     def remove(self, block: EngineHash) -> None:

@@ -1,4 +1,4 @@
-"""The subscriptions of one owner, such as a relay, at its brokers.
+"""The NATS subscriptions of one owner, such as a relay.
 
 Law: a callback that raises costs its message, and a subscription that can't be made is retried;
 both are counted and shown under the supervisor of the worker concerned.
@@ -28,7 +28,8 @@ class Listening:
         work: str,
         supervisor: Supervisor,
     ) -> None:
-        """Calls the listener with each message on a subject. work: the name of its failures."""
+        """Calls the listener with each message on a subject. work: the name by which the supervisor
+        counts its failures."""
 
         async def guarded(message: Msg) -> None:
             try:

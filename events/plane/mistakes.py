@@ -1,7 +1,7 @@
 """Sentences about mistakes in settings: what is wrong, and what to write. Pure.
 
-Law: each names the key and where it stands; a name that is none is followed by the nearest that is,
-and a value out of a list by the list.
+Law: each sentence names the key and its place; an unknown key is followed by the most similar known
+key, and a value outside a list by the list.
 """
 
 import re
@@ -21,7 +21,7 @@ _STEP = re.compile(r"\.(\w+)|\[(?:\d+|\.\.\.)\]")
 
 
 def of_value(error: msgspec.ValidationError, settings: type[msgspec.Struct]) -> str:
-    """Sentence about a value that settings can't have."""
+    """Sentence about a value that `settings` can't have, made of msgspec's error."""
     text = str(error)
     if unknown := _UNKNOWN.fullmatch(text):
         at, name = unknown["at"] or "", unknown["name"]
@@ -45,7 +45,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _hint_at(settings: type[msgspec.Struct], at: str) -> Any:
-    """The type of the value at a path, such as `.workers[0].engine`; None: the path is not ours."""
+    """The type of the value at a path, such as `.workers[0].engine`; None: no such path."""
     hint: Any = settings
     for step in _STEP.finditer(at):
         inner = [_inner(option, step[1]) for option in _options(hint)]
@@ -54,7 +54,7 @@ def _hint_at(settings: type[msgspec.Struct], at: str) -> Any:
 
 
 def _inner(hint: Any, name: str | None) -> Any:
-    """The type of a section's key; name: None: of the entries of a list, of the values of a map."""
+    """The type of a section's key `name`; name None: of a list's entries, or of a map's values."""
     if name is not None:
         return _fields(hint).get(name)
     items = get_args(hint)
@@ -62,7 +62,7 @@ def _inner(hint: Any, name: str | None) -> Any:
 
 
 def _options(hint: Any) -> list[Any]:
-    """The types of a hint without what is written around them; None left out."""
+    """The types in a type hint, taken out of Annotated and Union; None left out."""
     while get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     if get_origin(hint) in (Union, UnionType):

@@ -1,4 +1,4 @@
-"""NATS settings that can never connect, each with a sentence that says why."""
+"""Checks NATS settings: those that can never connect raise an error that says why."""
 
 import re
 from itertools import pairwise
@@ -13,14 +13,14 @@ from events.plane.settings import NatsSettings
 SCHEMES = ("nats", "tls", "ws", "wss")
 _PORT_MAX = 65_535
 _TITLED = b"-----BEGIN"
-"""What a .creds file has above its parts, and an NKey seed has not."""
+"""Beginning of the line above each part of a .creds file; a bare NKey seed has no such line."""
 
 
 def check_connection(settings: NatsSettings, url: str) -> bool:
     """Checks the settings, with clearer errors than nats-py's at connecting.
 
-    Returns whether the network can read the connection, as nats.allow_plaintext lets it. Raises
-    OSError or ValueError for credentials, certificates or a URL that can't be used.
+    Returns True for a connection without TLS to another host, which nats.allow_plaintext permits.
+    Raises OSError or ValueError for credentials, certificates or a URL that can't be used.
     """
     check_url(url)
     if file := settings.credentials_file:
@@ -38,7 +38,7 @@ def check_connection(settings: NatsSettings, url: str) -> bool:
 
 
 def tls_context(settings: NatsSettings) -> SSLContext | None:
-    """TLS of a connection; None: nats-py's own, or none. Raises OSError."""
+    """The TLS context of a NATS connection; None: nats-py's default, or no TLS. Raises OSError."""
     if not settings.tls_ca_file and not settings.tls_certificate_file:
         return None
     context = create_default_context(cafile=settings.tls_ca_file)
@@ -48,11 +48,11 @@ def tls_context(settings: NatsSettings) -> SSLContext | None:
 
 
 def check_url(url: str) -> None:
-    """Raises ValueError, without the URL's password, when no connection to it can ever be made."""
+    """Raises ValueError for a URL to which no connection can be made; the password is left out."""
     shown = repr(without_secret(url))
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in SCHEMES:
-        raise ValueError(f"{shown} is no NATS URL: it begins with nats:// or tls://")
+        raise ValueError(f"{shown} is no NATS URL, which begins with nats:// or tls://")
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -61,7 +61,7 @@ def check_url(url: str) -> None:
         ) from None
     host = parts.netloc.rpartition("@")[2]
     if "," in host:
-        raise ValueError(f"{shown} names several servers: give one, or a name that leads to all")
+        raise ValueError(f"{shown} names several servers: give one, or a DNS name of them all")
     if re.search(r"\s", url):
         raise ValueError(f"{shown} is no NATS URL: there is a space in it")
     if not parts.hostname or parts.hostname == "none":  # nats-py takes "none" for no host
@@ -82,7 +82,7 @@ def on_loopback(url: str) -> bool:
 
 
 def files_of(settings: NatsSettings) -> tuple[str | None, str | None]:
-    """The .creds file and the file with a seed, one of which is None, as nats-py has them.
+    """(.creds file, file with an NKey seed), as nats-py takes them; at least one is None.
 
     Raises OSError.
     """
@@ -93,8 +93,8 @@ def files_of(settings: NatsSettings) -> tuple[str | None, str | None]:
 
 
 def check_credentials(content: bytes, name: str) -> None:
-    """Raises ValueError for a .creds file without a JWT and a key, and for another file that is no
-    NKey seed.
+    """Raises ValueError for a .creds file without a JWT and a key, and for any other file that is
+    no NKey seed. content: the file's; name: its name, for the error.
     """
     if _TITLED in content:
         user_jwt(content, name)
@@ -103,12 +103,12 @@ def check_credentials(content: bytes, name: str) -> None:
 
 
 def check_seed(seed: bytes, name: str) -> None:
-    """Raises ValueError for a seed that no NKey can be made of; never shows it."""
+    """Raises ValueError, without these bytes, for bytes that are no NKey seed. name: their file."""
     try:
         nkeys.from_seed(bytearray(seed.strip())).wipe()
     except (nkeys.NkeysError, ValueError):
         raise ValueError(
-            f"{name} holds neither NATS credentials nor an NKey seed: a line that begins with S"
+            f"{name} holds neither NATS credentials nor an NKey seed (a line that begins with S)"
         ) from None
 
 

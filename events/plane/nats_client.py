@@ -25,11 +25,11 @@ from events.plane.nats_wire import Frames, WireError
 
 PING_S = 0.7
 PINGS_MAX = 2
-"""Pings without any bytes received since, after which a connection is dead: 2.1 s at most, before
-workers count as silent (beat_timeout_s). A server that is a second late is only busy."""
+"""PINGs in a row without a PONG or a message, after which a connection is dead: 2.1 s at most,
+before workers count as silent (beat_timeout_s). A server that is a second late is only busy."""
 TURN_COST = 64 * 1024
-"""Cost of the messages read in a turn of the event loop; as much as a slice of an intake
-(events/feed/intake.py), so that messages don't pile up there."""
+"""Cost (bytes, and 512 for each message) of the messages read in a turn of the event loop: the cost
+of a slice of an intake (events/feed/intake.py), so that messages don't pile up there."""
 _MESSAGE_COST = 512
 _READ_BYTES = 32 * 1024
 _BROKEN_S = 1.0
@@ -79,8 +79,9 @@ class _Tcp(TcpTransport):
 
     @override
     async def connect_tls(self, *about: Any, **named: Any) -> None:
-        """Connects with TLS as nats-py does. Its protocol is made before the handshake and takes
-        itself for one without TLS, so that asyncio warns of each connection that a server ends."""
+        """Connects with TLS as nats-py does, and marks the connection's asyncio protocol, made
+        before the handshake, as over TLS: else asyncio warns of each connection that a server ends.
+        """
         await super().connect_tls(*about, **named)
         assert self._io_writer is not None  # the handshake is over
         self._io_writer.transport.get_protocol()._over_ssl = True  # type: ignore[attr-defined]
@@ -105,7 +106,7 @@ class _Tcp(TcpTransport):
 
 
 class NatsClient(Client):
-    """A client that always reconnects."""
+    """nats-py's client, but one that always reconnects."""
 
     def __init__(self, *, needs_tls: bool = False) -> None:
         """needs_tls: refuse a server that offers no TLS, before it gets the credentials."""
@@ -126,7 +127,7 @@ class NatsClient(Client):
         return RawSubscription(sid, await self.subscribe(subject, cb=unused))
 
     def forget_raw(self, raw: RawSubscription) -> None:
-        """Drops what still comes of a subscription that has ended."""
+        """Drops all further messages of a subscription that has ended."""
         self._raw.pop(raw.sid, None)
 
     def abort(self) -> None:

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from nats.errors import ProtocolError
 
 LINE_BYTES_MAX = 1 << 20
-"""An INFO line names every server of a cluster; all others are shorter than 8 KiB."""
+"""Bytes of a line. An INFO line names every server of a cluster; others are below 8 KiB."""
 PAYLOAD_BYTES_MAX = 64 << 20
-"""The largest payload limit that a server can be configured with."""
+"""Bytes of a payload: the largest limit that a NATS server can be configured with."""
 _END = b"\r\n"
 
 
@@ -26,18 +26,18 @@ class WireError(ProtocolError):
 
 
 Message = tuple[int, bytes, bytes, bytes, bytes]
-"""A published message: our number of the subscription, subject, subject to reply on, headers,
-payload. A plain tuple, the cheapest object, since every message becomes one."""
+"""A published message: (number of our subscription, subject, subject to reply on, headers,
+payload). A tuple, since no object is cheaper to make."""
 
 
 class Frames:
-    """The frames of one connection."""
+    """Cuts the bytes of one NATS connection into frames."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._have = 0
         self._need = 1
-        """Least bytes with which there may be a whole frame."""
+        """Bytes that must have come before the next frame can be whole."""
 
     def feed(self, data: bytes) -> Iterator[Message | bytes]:
         """The frames that this data completes: messages, and other lines as they are.
@@ -87,7 +87,8 @@ class Frames:
 
 
 def _head(line: bytes) -> tuple[int, bytes, bytes, int, int]:
-    """(sid, subject, reply, bytes of headers, bytes of headers and payload)."""
+    """Fields of a MSG or HMSG line: (sid, subject, reply, bytes of headers, bytes of headers and
+    payload). Raises WireError."""
     # A server separates fields with one space, and no field has a space in it.
     fields = line.split(b" ")
     try:
@@ -95,7 +96,7 @@ def _head(line: bytes) -> tuple[int, bytes, bytes, int, int]:
         size = int(fields[-1])
         sid = int(fields[2])
     except (ValueError, IndexError):
-        raise WireError(f"no message head: {line[:80]!r}") from None
+        raise WireError(f"the NATS server sent no valid message head: {line[:80]!r}") from None
     if not 4 <= len(fields) <= 5 or not 0 <= header_bytes <= size <= PAYLOAD_BYTES_MAX:
-        raise WireError(f"no message head: {line[:80]!r}")
+        raise WireError(f"the NATS server sent no valid message head: {line[:80]!r}")
     return sid, fields[1], fields[3] if len(fields) == 5 else b"", header_bytes, size

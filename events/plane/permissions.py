@@ -1,7 +1,7 @@
-"""What relays and routers may do over NATS: the rights that they need, and a probe for more. Pure.
+"""NATS permissions: the rights that relays and routers need, and a test for further ones. Pure.
 
 Law: the credentials of a relay publish for its own workers only. Routers believe what comes on a
-worker's subjects and on the control subject, so these permissions are the fence around both.
+worker's subjects and on the control subject: only these permissions protect them.
 """
 
 import re
@@ -12,39 +12,39 @@ from events.plane import subjects
 from events.plane.subjects import PLANES, Side
 
 PROBE_ID = "kvroute-probe"
-"""A worker id that no relay has."""
+"""A worker id that no relay has, for tests of what credentials allow."""
 
 
 class Rights(NamedTuple):
-    """Subjects, with wildcards; both sides may also answer the requests that reach them."""
+    """NATS subjects, with wildcards, that a user may use; replies to requests are allowed, too."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
 
 
 class Attempt(NamedTuple):
-    """Something that credentials should not allow: an empty message, or a subscription."""
+    """A test of credentials, which should refuse it: an empty message, or a subscription."""
 
     publishes: bool
     subject: str
     allows: str
-    """What a relay could do that may do this."""
+    """What a relay could do if its credentials allow the attempt."""
 
 
 def of_relay(fleet: str, worker_ids: Sequence[str]) -> Rights:
-    """The rights of a relay of these workers."""
+    """The NATS rights of a relay of these workers."""
     tokens = [f"{subjects.escape(worker_id)}.*" for worker_id in worker_ids]
     return _rights(fleet, "relay", tokens)
 
 
 def of_router(fleet: str) -> Rights:
-    """The rights of every router."""
+    """The NATS rights of every router of a fleet."""
     publish, subscribe = _rights(fleet, "router", ["*.*"])
     return Rights(publish, (*subscribe, "_INBOX.>"))
 
 
 def _rights(fleet: str, side: Side, workers: Sequence[str]) -> Rights:
-    """workers: the last tokens of their subjects."""
+    """The NATS rights of relays or routers. workers: the last tokens of their subjects."""
     last = {"replica": "*", "fleet": ""}
     of_workers = [(plane, each) for each in workers for plane in PLANES if plane.whose == "worker"]
     others = [(plane, last[plane.whose]) for plane in PLANES if plane.whose != "worker"]
@@ -58,8 +58,8 @@ def _rights(fleet: str, side: Side, workers: Sequence[str]) -> Rights:
 
 
 def beyond_relay(fleet: str) -> tuple[Attempt, ...]:
-    """What no relay's credentials should allow. The messages are empty, so that a router which
-    receives one drops and counts it."""
+    """Attempts that a relay's credentials should refuse. Their messages are empty: a router that
+    receives an empty message drops and counts it."""
     return tuple(
         Attempt(
             "router" in plane.subscribers,
@@ -81,13 +81,15 @@ _REFUSED = re.compile(
 
 
 def refused(error: str) -> tuple[bool, str] | None:
-    """Whether the server refused to publish (or to subscribe), and the subject, from its error."""
+    """(whether publishing was refused, or else subscribing; the subject), from a NATS server's
+    error; None: the error is no refusal."""
     match = _REFUSED.search(error)
     return None if match is None else (match[1].lower() == "publish", match[2])
 
 
 def server_config(fleet: str, users: dict[str, Rights]) -> str:
-    """A nats-server configuration with these users; passwords are to be set."""
+    """A nats-server configuration with these users (name -> rights), whose passwords it reads from
+    environment variables."""
     lines = []
     for name, rights in users.items():
         lines += [
@@ -107,7 +109,7 @@ def server_config(fleet: str, users: dict[str, Rights]) -> str:
         [
             f"# kvroute's fleet {fleet!r}: relays publish for their own workers only.",
             f"# nats-server reads the passwords from its environment: {passwords};",
-            "# a bcrypt hash (`nats server passwd`) keeps them out of it.",
+            "# set each to a bcrypt hash (`nats server passwd`), so that no password is there.",
             *lines,
             "authorization = {",
             "  users = [",
@@ -120,7 +122,7 @@ def server_config(fleet: str, users: dict[str, Rights]) -> str:
 
 
 def nsc_commands(account: str, users: dict[str, Rights]) -> str:
-    """Commands of nsc that make these users, each with its JWT and key."""
+    """Shell commands of nsc that make these users (name -> rights), each with its JWT and key."""
     lines = []
     for name, rights in users.items():
         lines += [

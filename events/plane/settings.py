@@ -23,12 +23,12 @@ from events.plane.mistakes import of_value
 Seconds = Annotated[float, Meta(gt=0)]
 BlockSize = Annotated[int, Meta(ge=1, le=65536)]
 Count = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
-"""Same bound as in heartbeats (events/plane/facts.py)."""
+"""A positive count, with the same bound as in heartbeats (events/plane/facts.py)."""
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Subject = Annotated[str, Meta(pattern=r"^\S+$")]
 Endpoint = Annotated[str, Meta(min_length=1)]
 Name = Annotated[str, Meta(max_length=1024)]
-"""Same bound as in heartbeats (events/plane/facts.py)."""
+"""A text, with the same bound in characters as in heartbeats (events/plane/facts.py)."""
 
 
 FIRST_WEEK = {"first_week": True}
@@ -87,7 +87,7 @@ class NatsSettings(Settings, frozen=True):
     ] = False
 
     def encrypts(self, url: str) -> bool:
-        """Whether a connection to a server is over TLS, or is refused."""
+        """Whether a connection to this URL uses TLS, or is refused by a server without TLS."""
         scheme, _, _ = url.partition("://")
         if scheme in ("ws", "wss"):
             return scheme == "wss"
@@ -173,11 +173,11 @@ class EngineSettings(Settings, frozen=True):
             le=65535,
             description="the engine's number of its first rank: vLLM's"
             " --data-parallel-start-rank on each node of a hybrid load-balanced group;"
-            " requests name ranks from 0 on",
+            " clients' requests number its ranks from 0 all the same",
         ),
     ] = 0
     model: Annotated[
-        Name | None, Meta(description="name of the model; default: the one that the engine gives")
+        Name | None, Meta(description="name of the model; default: the name that the engine gives")
     ] = None
     model_aliases: Annotated[
         tuple[Name, ...],
@@ -186,8 +186,9 @@ class EngineSettings(Settings, frozen=True):
     block_size: Annotated[
         BlockSize | None,
         Meta(
-            description="tokens of a canonical block; default: the model's in the router's"
-            " `models:`, or the engine's own, at least 16"
+            description="tokens of a block in the index, into which the engine's blocks are split"
+            " or merged; default: block_size of the model in the router's `models:`, or the"
+            " engine's own, at least 16"
         ),
     ] = None
     role: Annotated[
@@ -207,8 +208,8 @@ class EngineSettings(Settings, frozen=True):
     kv_engine_id: Annotated[
         Name,
         Meta(
-            description="the engine_id in vLLM's --kv-transfer-config; default: that of Mooncake's"
-            " bootstrap server"
+            description="the engine_id in vLLM's --kv-transfer-config; default: the engine_id that"
+            " Mooncake's bootstrap server returns"
         ),
     ] = ""
     bootstrap_host: Annotated[
@@ -221,15 +222,15 @@ class EngineSettings(Settings, frozen=True):
     bootstrap_port: Annotated[
         Port | None,
         Meta(
-            description="port of the engine's bootstrap server; default: SGLang's own answer, or"
-            " the connector's usual port"
+            description="port of the engine's bootstrap server; default: the port that SGLang"
+            " reports, or the connector's usual port"
         ),
     ] = None
     labels: Annotated[
         dict[Name, Name],
         Meta(
             max_length=256,
-            description="labels of the worker, name to value; requests may require some",
+            description="labels of the worker, name to value; requests may require labels",
         ),
     ] = {}
     priority_scheduling: Annotated[
@@ -257,8 +258,7 @@ class EngineSettings(Settings, frozen=True):
         Count | None,
         Meta(
             description="KV blocks of a rank, counted in blocks of the engine; default: the"
-            " engine's own figure. Where neither is known, the share of its blocks in use counts"
-            " as 0"
+            " engine's own figure. Without either, the share of blocks in use counts as 0"
         ),
     ] = None
     loads_loras: Annotated[
@@ -277,7 +277,8 @@ class EngineSettings(Settings, frozen=True):
 
     @property
     def mooncake(self) -> str | None:
-        """Its Mooncake bootstrap server, which returns the engine_id; None: it has none."""
+        """URL of the engine's Mooncake bootstrap server, which returns its engine_id; None: it has
+        none."""
         in_turn = engine_of(self.engine).hand_over is HandOver.IN_TURN
         if not in_turn or self.kv_connector != MOONCAKE:
             return None
@@ -286,7 +287,10 @@ class EngineSettings(Settings, frozen=True):
 
     def __post_init__(self) -> None:
         if self.warm and self.http is None and "://" in self.address:  # else `unusable` says more
-            raise ValueError("warm: no HTTP base to compute prefixes by; set `metrics`")
+            raise ValueError(
+                "warm: the engine has no HTTP base for requests that compute prefixes; set"
+                " `metrics` to it"
+            )
         if self.events is None:
             for name in ("replay", "topic", "events_bind"):
                 if getattr(self, name):
@@ -294,8 +298,8 @@ class EngineSettings(Settings, frozen=True):
 
 
 LOCAL_KEYS = ("api_key_file", "ca_file")
-"""Keys of EngineSettings that name files of the relay's host: a caller of RegisterWorker and a
-pod's annotations have none of them, or they could make a relay show any file as a key."""
+"""Keys of EngineSettings that name files of the relay's host. Callers of RegisterWorker and pods'
+annotations can't set them: else a relay could be made to send any file to an engine as its key."""
 
 
 class UnusableEngine(ValueError):
@@ -348,12 +352,16 @@ def unusable(settings: EngineSettings) -> str:
 
 def _feed_error(settings: EngineSettings, endpoint: str) -> str:
     if READINGS[settings.engine].read_load_feed is None:
-        return f"{engine_of(settings.engine).title} has no feed of loads; its pages are polled"
+        return (
+            f"{engine_of(settings.engine).title} has no ZMQ feed of loads; leave `load` out, and"
+            " the relay polls the engine's pages"
+        )
     return zmq_error(endpoint, ranks=settings.ranks)
 
 
 def shared_socket(workers: Iterable[EngineSettings]) -> tuple[int, str] | None:
-    """The first worker with a socket of an earlier one, as "key: sentence"; None: there is none.
+    """The first worker that has a socket of an earlier worker: (its place in `workers`, "key:
+    sentence"); None: no two share one.
 
     Law: two workers share no socket. An engine that is two workers counts twice, and gets twice its
     share of the requests.
@@ -371,7 +379,7 @@ def shared_socket(workers: Iterable[EngineSettings]) -> tuple[int, str] | None:
 
 
 def _sockets(settings: EngineSettings) -> Iterator[tuple[str, str]]:
-    """(key, endpoint) of all that one engine alone listens at."""
+    """(key, endpoint) of each socket of an engine; no two engines share one."""
     yield "address", settings.address
     if settings.metrics is not None:
         yield "metrics", settings.metrics
@@ -427,8 +435,8 @@ class DynamoSettings(Settings, frozen=True):
     load_subject: Annotated[
         Subject | None,
         Meta(
-            description="NATS subject of the workers' kv_metrics (their load); default: the"
-            " subject of that name beside `subject`"
+            description="NATS subject of the workers' kv_metrics (their load); default: `subject`"
+            " with kv_metrics in the place of its last token, kv-events"
         ),
     ] = None
     nats_url: Annotated[
@@ -456,7 +464,7 @@ class DynamoSettings(Settings, frozen=True):
     role: Literal["both", "prefill", "decode"] = "both"
     labels: Annotated[
         dict[str, str],
-        Meta(description="labels of the worker, name to value; requests may require some"),
+        Meta(description="labels of the worker, name to value; requests may require labels"),
     ] = {}
     worker_timeout_s: Annotated[
         Seconds,

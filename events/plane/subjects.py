@@ -13,14 +13,14 @@ Side = Literal["relay", "router"]
 
 
 class Plane(NamedTuple):
-    """One kind of messages, with its owner in the subject, its publisher and its subscribers."""
+    """One kind of messages: whose id ends its subjects, which side publishes, which subscribe."""
 
     name: str
     whose: Literal["worker", "replica", "fleet"]
     publisher: Side
     subscribers: tuple[Side, ...]
     trespass: str = ""
-    """What a relay could do with the rights of a router, or with those of another relay."""
+    """What a relay could do that had a router's or another relay's rights here; empty: no harm."""
 
 
 PLANES = (
@@ -33,7 +33,7 @@ PLANES = (
     Plane("inflight", "replica", "router", ("router",)),
     Plane("report", "replica", "router", ("router",)),
 )
-"""The permissions of relays and routers are made of it (events/plane/permissions.py)."""
+"""All kinds of messages; events/plane/permissions.py makes NATS permissions of this table."""
 _RANK_DIGITS_MAX = 5
 _ID_CHARACTERS_MAX = 256
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_-]")
@@ -61,12 +61,12 @@ def warm(fleet: str, worker: WorkerKey) -> str:
 
 
 def all_of(fleet: str, plane: str) -> str:
-    """The subscription of a router to one plane of all workers."""
+    """The wildcard subject of one plane of all workers, to which routers subscribe."""
     return f"{_PREFIX}.{fleet}.{plane}.*.*"
 
 
 def of_publisher(fleet: str, plane: str, token: bytes) -> str:
-    """The subscription to one plane of all ranks of a worker, by its id's token."""
+    """The wildcard subject of one plane of all ranks of a worker. token: its escaped id."""
     return f"{_PREFIX}.{fleet}.{plane}.{token.decode('ascii')}.*"
 
 
@@ -92,7 +92,7 @@ def control(fleet: str) -> str:
 
 @lru_cache(maxsize=8192)
 def worker_of(subject: str) -> WorkerKey | None:
-    """The worker in a subject; None when there is none."""
+    """The worker that a NATS subject names; None: it names none, or not in an id's one spelling."""
     tokens = subject.split(".")
     if len(tokens) != 6 or not tokens[5].isascii() or not tokens[5].isdigit():
         return None
@@ -112,14 +112,14 @@ def worker_of(subject: str) -> WorkerKey | None:
 
 
 def worker_token(subject: bytes) -> bytes:
-    """The token in the place of the worker id, unchecked; empty when there is none."""
+    """A NATS subject's token in the place of the worker id, unchecked; empty: too few tokens."""
     tokens = subject.split(b".", 5)
     return tokens[4] if len(tokens) > 4 else b""
 
 
 @lru_cache(maxsize=8192)
 def worker_id_of(token: bytes) -> str | None:
-    """The worker id of a token; None when it is no id."""
+    """The worker id that a subject's token encodes; None: the token encodes no valid id."""
     worker = worker_of(f"{_PREFIX}._._.{token.decode(errors='replace')}.0")
     return None if worker is None else worker.worker_id
 

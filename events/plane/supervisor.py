@@ -23,7 +23,7 @@ BACKOFF_MAX_S = 30.0
 STEADY_S = 60.0
 """Seconds without a failure after which the next failure has the shortest pause again."""
 TROUBLE_MAX = 200
-"""Characters of an error that are kept."""
+"""Characters of an error's text that are kept."""
 
 log = logging.getLogger("kvroute.supervisor")
 
@@ -40,7 +40,7 @@ class Trouble:
 
 
 class Supervisor:
-    """The background work of one scope."""
+    """Runs the background work of one scope, such as a worker's relay."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Supervisor:
         self._record(name, error, "failed")
 
     def troubles(self) -> dict[str, str]:
-        """Name of the work -> its last error, for work without STEADY_S since its last failure."""
+        """Name of the work -> its last error, until it has run for STEADY_S without a failure."""
         now = asyncio.get_running_loop().time()
         return {
             name: trouble.error for name, trouble in self._troubles.items() if now < trouble.until

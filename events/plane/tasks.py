@@ -17,7 +17,7 @@ OnFailure = Callable[[BaseException], None]
 
 
 class Tasks:
-    """The background tasks of one owner."""
+    """The background tasks of one owner. on_failure: called with each task's error."""
 
     def __init__(self, on_failure: OnFailure) -> None:
         self._on_failure = on_failure

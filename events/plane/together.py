@@ -6,7 +6,7 @@ from typing import Any
 
 
 async def together(*works: Coroutine[Any, Any, None]) -> None:
-    """Runs all until the first ends or raises, cancels the others, and raises its error."""
+    """Runs coroutines until the first ends or raises; cancels the others; raises that error."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

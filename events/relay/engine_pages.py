@@ -1,7 +1,7 @@
 """The HTTP pages of one engine, which its relay polls: identity, load, health.
 
-The shell around events/engines/pages/probe.py: timers, and the decision whether the engine is
-healthy.
+events/engines/pages/probe.py reads the pages; this module has the timers, and decides whether the
+engine is healthy.
 
 Laws:
 - any usable answer makes the engine healthy, and of an engine whose model is configured any answer
@@ -37,7 +37,7 @@ MODELS_S = 2.0
 """Seconds between two requests for the models of an engine that answers: LoRAs are loaded and
 unloaded while it runs."""
 IDENTITY_S = 30.0
-"""The same of the rest of its identity."""
+"""Seconds between two requests for all pages of the engine's identity."""
 HEALTH_S = 3.0
 BACKOFF_MAX_S = 30.0
 """Longest interval between two requests for a load page that says nothing."""
@@ -85,7 +85,7 @@ class EnginePages:
         self._identity_due = asyncio.Event()
         """Set when the engine may have been replaced."""
         self._models_due = asyncio.Event()
-        """Set when its models may have changed, too."""
+        """Set when the engine may have been replaced, or its models may have changed."""
         self._mooncake_due = asyncio.Event()
         """Set when the engine may have been replaced."""
 
@@ -131,12 +131,12 @@ class EnginePages:
             await self.session.close()
 
     def look_at_models(self) -> None:
-        """A request was answered as if the engine lacked a model that it listed: its list is read
-        now, or PROBE_S after the last time."""
+        """Reads the engine's list of models now, or PROBE_S after the last time. Call when a
+        request was answered as if the engine lacked a model that it had listed."""
         self._models_due.set()
 
     async def _ask_identity(self, probe: Probe) -> None:
-        """Reads the identity, for ever; apart from the load, so that neither delays the other."""
+        """Reads the identity, for ever; in a task of its own, so that it delays no load."""
         loop, whole_at_s = asyncio.get_running_loop(), -inf
         while True:
             self._models_due.clear()
@@ -185,20 +185,20 @@ class EnginePages:
             await sleep(wait_s if is_odd else max(0.0, wait_s - took_s))
 
     async def _ask_mooncake(self, probe: Probe) -> None:
-        """Reads the engine's name at Mooncake's bootstrap server, for ever."""
+        """Reads the ranks' engine_ids from Mooncake's bootstrap server, for ever."""
         while True:
             self._mooncake_due.clear()
             answered = await probe.ask_mooncake()
             await _within(self._mooncake_due, IDENTITY_S if answered else PROBE_S)
 
     def _answered(self, probe: Probe, answer: Answer) -> None:
-        """A probe has ended: updates the health; a change makes a heartbeat at once."""
+        """Updates the health after a probe; a change makes a heartbeat at once."""
         now_s = self._clock()
         before = self.probed, self.is_healthy(now_s)
         self._refused, self.probed = probe.refused, True
         if answer or (answer is Answer.ODD and self._settings.model is not None):
             if now_s - self.answered_at_s >= HEALTH_S:
-                log.info("%s answers", self._settings.id)
+                log.info("the engine of %s answers", self._settings.id)
             self.answered_at_s = now_s
             self.heard = True
         if (True, self.is_healthy(now_s)) != before:

@@ -1,6 +1,6 @@
 """The heartbeats of one engine's ranks: identity, load, warnings.
 
-Made of the settings, the engine's pages and the rank; reads no clock but the supervisors'.
+A heartbeat is made of the settings, the engine's pages and the rank's state.
 
 Law: a heartbeat that routers can't read is never sent; a bare heartbeat is sent instead.
 """
@@ -140,7 +140,7 @@ class Heartbeats:
         )
 
     def _canonical(self, blocks: float, scale: float) -> float | None:
-        """Canonical blocks; None, counted, for more than a heartbeat may have."""
+        """blocks * scale, in canonical blocks; None, counted, for more than BLOCKS_MAX."""
         if blocks * scale <= BLOCKS_MAX:
             return blocks * scale
         self._counts["implausible_load"] += 1
@@ -209,7 +209,8 @@ class Heartbeats:
         if dropped["block_size_unsuitable"]:
             warnings.append(
                 f"blocks of {engine_size} tokens can't be split or merged to"
-                f" {self._settings.block_size}: no block of this worker is indexed"
+                f" {self._settings.block_size}: no block of this worker is indexed; set block_size"
+                f" to a multiple of {engine_size}"
             )
         if dropped["unnamed_lora"]:
             warnings.append(

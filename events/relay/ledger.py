@@ -73,7 +73,7 @@ class LedgerCopy(Struct, frozen=True):
 
     engine_block_size: Annotated[int, Meta(ge=1, le=BLOCK_SIZE_MAX)] | None
     groups: Annotated[list[int | None], Meta(min_length=1, max_length=GROUPS_MAX)]
-    """Groups in the order of their places."""
+    """KV cache groups, in the order of their places in the counts of copies."""
     other_groups: list[int | None]
     may_miss: bool
     count: int
@@ -127,7 +127,7 @@ class HeldBlocks:
         return engine_hash in self._copies
 
     def wipe(self) -> list[Change]:
-        """Forgets all copies, after a call that raised as well."""
+        """Forgets all copies, also after a call that raised; returns the changes."""
         is_half_applied, self._is_half_applied = self._is_half_applied, False
         return self._cleared() or ([Wiped()] if is_half_applied else [])
 
@@ -138,7 +138,7 @@ class HeldBlocks:
         return [Wiped()] if had_any else []
 
     def _changes(self) -> list[Change]:
-        """The changes by a call that has come to its end."""
+        """The changes by a call that has ended without raising."""
         self._is_half_applied = False
         return [
             Placed(tier, parent, hashes) if is_placed else Gone(tier, hashes)
@@ -177,7 +177,7 @@ class Ledger(HeldBlocks):
         self._wanted = wanted_block_size
         self.engine_block_size: int | None = None
         self.block_size: int | None = None
-        """Canonical block size; known from the first store on."""
+        """Tokens of a canonical block; known from the first store on."""
         self._groups: dict[int | None, int] = {None: 0}
         """KV cache group -> its place in the counts of copies"""
         self._other_groups: set[int | None] = set()
@@ -190,8 +190,8 @@ class Ledger(HeldBlocks):
         return self._copies.may_miss
 
     def apply(self, *events: EngineEvent) -> list[Change]:
-        """The changes by events, in order: a change for each run of blocks, however many events
-        it came in. No event of an engine makes it raise."""
+        """Applies events; returns the changes in order: one for each run of blocks, in however many
+        events it came. No event of an engine makes this raise."""
         wiped: list[Change] = []
         self._is_half_applied = True
         for event in events:
@@ -223,10 +223,13 @@ class Ledger(HeldBlocks):
         ledger = cls(wanted_block_size)
         size = copy.engine_block_size
         if size is not None and ledger._refused_block_size(size):
-            raise ValueError(f"blocks of {size} tokens can't become blocks of {wanted_block_size}")
+            raise ValueError(
+                f"the saved ledger's blocks of {size} tokens can't be split or merged to"
+                f" {wanted_block_size}"
+            )
         ledger._groups = {group: place for place, group in enumerate(copy.groups)}
         if len(ledger._groups) < len(copy.groups):
-            raise ValueError(f"a KV cache group is listed twice: {copy.groups}")
+            raise ValueError(f"the saved ledger lists a KV cache group twice: {copy.groups}")
         ledger._other_groups = set(copy.other_groups)
         ledger.left_out.add_all(copy.lacks)
         ledger._copies.restore(copy.blocks)
@@ -301,7 +304,7 @@ class Ledger(HeldBlocks):
     def _leave_out(
         self, reason: str, blocks: Sequence[EngineHash], count: int | None = None
     ) -> None:
-        """count: added to `dropped`; None: the number of blocks."""
+        """Records blocks that are left out. count: added to `dropped`; None: their number."""
         self.dropped[reason] += len(blocks) if count is None else count
         if reason != "unhashable":  # no request can match such blocks
             self.left_out.add(reason, blocks)

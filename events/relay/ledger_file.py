@@ -60,7 +60,12 @@ class LedgerSaver:
             kept = await asyncio.to_thread(self._load)
         except Exception as error:  # whatever its content, the engine is followed without it
             self._counts["ledger_unusable"] += 1
-            log.error("%s: %s can't be used: %s", self._source.worker, self.path, error)
+            log.error(
+                "%s: starts without its saved ledger, since %s can't be used: %s",
+                self._source.worker,
+                self.path,
+                error,
+            )
             return
         if kept is not None:
             self._rank.resume(*kept)
@@ -108,7 +113,7 @@ class LedgerSaver:
                 self._saved = position
         except Exception as error:  # of the disk or the ledger: the next attempt may succeed
             self._counts["ledger_not_saved"] += 1
-            log.error("%s: can't write %s: %r", self._source.worker, self.path, error)
+            log.error("%s: can't write the ledger %s: %r", self._source.worker, self.path, error)
 
     def _load(self) -> tuple[Checkpoint, Ledger] | None:
         data = read_file(self.path)
@@ -124,7 +129,7 @@ def pause_s(took_s: float) -> float:
 
 
 def saved_ledger_path(state_dir: Path, fleet: str, worker: WorkerKey) -> Path:
-    """The file of a rank's ledger. The digest keeps names apart that are cut for their length."""
+    """The file of a rank's ledger. The digest in its name keeps apart names that are cut short."""
     whole = f"{fleet}.{escape(worker.worker_id)}.{worker.dp_rank}"
     return state_dir / f"{whole[:_READABLE_CHARS]}-{xxh3_64_hexdigest(whole.encode())}.ledger"
 
@@ -153,8 +158,8 @@ async def run_to_end(work: Callable[[], None]) -> None:
 def write_file(path: Path, data: bytes) -> None:
     """Replaces the file's content. Raises OSError, and then the old file stays.
 
-    One writer at a time: the second file has the same name each time, so that ends of the process
-    in the middle of a write leave one behind and not many.
+    One writer at a time: the new content goes to a second file of always the same name, so that
+    processes that end in the middle of a write leave only one such file behind.
     """
     _check_size(len(data))
     new = path.with_suffix(".new")
@@ -182,4 +187,4 @@ def read_file(path: Path) -> bytes | None:
 
 def _check_size(size: int) -> None:
     if size > FILE_BYTES_MAX:
-        raise OSError(f"the file has {size} bytes, more than {FILE_BYTES_MAX}")
+        raise OSError(f"the saved ledger has {size} bytes, more than {FILE_BYTES_MAX}")

@@ -1,4 +1,4 @@
-"""The relay's side of one stream: changes become numbered messages, of which it keeps the last.
+"""The relay's side of one stream: changes become numbered messages, and a ring keeps the last.
 
 Pure: no clock, no sockets; bytes out. A message is at most about `message_bytes` long. The ring has
 the last messages, up to `ring_bytes`, for routers that missed some.
@@ -71,7 +71,7 @@ class Outbox:
         self._ring_bytes = 0
 
     def add(self, changes: Sequence[Change], read_at_s: float) -> list[bytes]:
-        """Gathers changes; returns the messages that are full."""
+        """Gathers changes, read at read_at_s (Unix time); returns the messages that are full."""
         full = []
         for change in changes:
             for fact in _facts(change, self._message_bytes):
@@ -105,7 +105,7 @@ class Outbox:
     ) -> bytes:
         """The stream's state after the last message; flush first. lacks: see facts.Beat."""
         if self._pending:
-            raise AssertionError("a beat with facts still pending")
+            raise AssertionError("a beat was made before the pending facts were flushed")
         beat = Beat(VERSION, self.epoch, self.seq, blocks, digest, complete, now_s, lacks)
         return encode(beat)
 

@@ -42,9 +42,9 @@ CATCH_UP_BYTES = 64 * 1024
 """Bytes of a replay's messages, applied between two looks at the relay's other sockets and timers:
 some 10 ms."""
 MESSAGE_BYTES = 256
-"""What a message counts besides its own bytes."""
+"""What a replayed message counts besides its own bytes."""
 OVERTAKEN_BYTES_MAX = 8 * 1024 * 1024
-"""Bytes of these messages: about 2 ms of hashing."""
+"""Bytes of the live messages that a replay may overtake: about 2 ms of hashing."""
 
 
 class EngineState(Enum):
@@ -121,7 +121,7 @@ class Rank(RankStream[Ledger]):
         self._process_start_s = 0.0
         """The latest start of the engine's process, from its pages."""
         self._emptied = 0
-        """Times that the ledger was emptied since the engine sleeps."""
+        """Times that the ledger was emptied because the engine slept."""
         self._kept: tuple[Checkpoint, Ledger] | None = None
         """The saved ledger of an earlier life of the relay, until the engine confirms it."""
 
@@ -138,7 +138,7 @@ class Rank(RankStream[Ledger]):
 
     @property
     def position(self) -> tuple[Epoch, int, float, int]:
-        """Changes whenever the ledger should be saved again."""
+        """A value that changes whenever the ledger should be saved again."""
         return self.outbox.epoch, self._next_seq, self._process_start_s, self._emptied
 
     def kept(self, now_s: float) -> tuple[Checkpoint, LedgerCopy] | None:
@@ -166,7 +166,8 @@ class Rank(RankStream[Ledger]):
             self._drop_kept()
 
     def start(self) -> list[RankEffect]:
-        """Call once the subscription to the engine's publisher is up: live first, then replay."""
+        """Returns the first Replay, if there is a replay socket; call once the subscription to the
+        engine's publisher is up, so that no message is missed between the two."""
         if not self._has_replay:
             return []
         return self._heal_from(0 if self._kept is None else self._kept[0].seq)
@@ -194,12 +195,12 @@ class Rank(RankStream[Ledger]):
         return self._apply(seq, payload, now_s)
 
     def on_failure(self, now_s: float) -> list[RankEffect]:
-        """Empties the ledger after a call raised, since a message may be half applied."""
+        """Empties the ledger after a call that raised, since a message may be half applied."""
         return self._lose(now_s)
 
     def on_reconnected(self) -> list[RankEffect]:
-        """The publisher is connected again. Messages in between are lost, and the next message,
-        whose number shows that, may be long in coming."""
+        """Requests a replay after a reconnect to the publisher: messages in between are lost, and
+        the next message, whose number would show that, may come late."""
         if not self._has_replay:
             return []
         self._heal_next = self.state is EngineState.CATCHING_UP
@@ -208,7 +209,7 @@ class Rank(RankStream[Ledger]):
     def on_replay(
         self, messages: Sequence[tuple[int, bytes]], ended: bool, now_s: float
     ) -> list[RankEffect]:
-        """The replay socket's answer. ended: the end marker came, so that nothing is cut off.
+        """Takes the replay socket's answer. ended: the end marker came, so nothing is cut off.
 
         Every hole that stays, up to the waiting live messages, empties the ledger. A long answer is
         applied in parts: while the state is CATCHING_UP, call `catch_up`.
@@ -288,9 +289,9 @@ class Rank(RankStream[Ledger]):
         return effects
 
     def on_process_start(self, started_s: float, now_s: float) -> list[RankEffect]:
-        """The engine's process started at started_s (Unix time), as its pages say. A start after
-        the first message of this life is another life, though the sequence hasn't shown it yet.
-        Before the first message, any start other than the last is another life."""
+        """Takes the start (Unix time) of the engine's process from its pages. A start after the
+        first message of this life is another life, though the sequence hasn't shown it yet. Before
+        the first message, any start later than the last is another life."""
         before_s = self._process_start_s
         if started_s <= before_s:
             return []  # known: where clocks differ, a start may stay ahead of messages
@@ -306,9 +307,9 @@ class Rank(RankStream[Ledger]):
         return effects + self.start()
 
     def on_asleep(self, now_s: float) -> list[RankEffect]:
-        """The engine's page says that it sleeps without its cache: its blocks are gone. vLLM's
-        event that says so comes with its first step after waking; blocks of messages that were
-        under way go with the next page."""
+        """Empties the ledger of an engine whose page says that it sleeps without its cache. vLLM's
+        event that says so comes with its first step after waking; blocks of messages that were in
+        transit go with the next page."""
         if not len(self.ledger):
             return []
         self._emptied += 1
@@ -325,7 +326,7 @@ class Rank(RankStream[Ledger]):
         return seq > last_seq and time_s > 0.0 and 0.0 < batch_time_s(payload) < time_s
 
     def _begin(self, seq: int, now_s: float) -> list[RankEffect]:
-        """The first message, without a replay socket."""
+        """Prepares for the first message of an engine without a replay socket, numbered seq."""
         self.state = EngineState.FOLLOWING
         if self._kept is not None:
             checkpoint, ledger = self._kept
@@ -338,7 +339,7 @@ class Rank(RankStream[Ledger]):
         return []
 
     def _believe(self, checkpoint: Checkpoint, ledger: Ledger, now_s: float) -> list[RankEffect]:
-        """The saved ledger is confirmed: a new epoch begins with its blocks."""
+        """Begins a new epoch with the blocks of the saved ledger, which the engine confirmed."""
         self._kept = None
         self.counts["saved_ledger_resumed"] += 1
         self.complete = checkpoint.complete
@@ -351,21 +352,21 @@ class Rank(RankStream[Ledger]):
         return _publish(self._start_epoch(ledger, 1, now_s))
 
     def _drop_kept(self) -> list[RankEffect]:
-        """The saved ledger is of another life, or too old: the stream starts empty."""
+        """Drops a saved ledger that is of another life of the engine, or too old."""
         self._kept = None
         self.counts["saved_ledger_dropped"] += 1
         return self._heal_from(0) if self.state is EngineState.HEALING else []
 
     def _expected(self) -> int:
-        """The number after the last message, applied or waiting."""
+        """The engine's number after the last message, applied or waiting."""
         for waiting in (self._held, self._backlog):
             if waiting:
                 return waiting[-1][0] + 1
         return self._next_seq
 
     def _heal(self) -> list[RankEffect]:
-        """Requests a replay from the last message on, whose bytes show whether the life is the
-        same."""
+        """Requests a replay from the last applied message on, whose bytes show whether the engine
+        has restarted."""
         return self._heal_from(max(0, self._next_seq - 1))
 
     def _heal_from(self, seq: int) -> list[RankEffect]:
@@ -384,7 +385,7 @@ class Rank(RankStream[Ledger]):
         return []
 
     def _restart(self, seq: int, payload: bytes, now_s: float) -> list[RankEffect]:
-        """The engine's sequence went back: another life."""
+        """Takes a live message whose number went back: the engine has restarted."""
         effects = self._new_life(now_s)
         if seq > 0 and self._has_replay:
             return effects + self._heal_from(0) + self._hold(seq, payload, now_s)
@@ -408,11 +409,11 @@ class Rank(RankStream[Ledger]):
         return _publish(self._start_epoch(ledger, 0, now_s))
 
     def _lose(self, now_s: float) -> list[RankEffect]:
-        """A hole stays open, in which removals may be lost."""
+        """Empties the ledger after a hole that no replay fills, since removals may be in it."""
         return _publish(self._forget_all(now_s))
 
     def _apply(self, seq: int, payload: bytes, now_s: float) -> list[RankEffect]:
-        """Applies the next message."""
+        """Applies the engine's next message to the ledger; returns the full messages to publish."""
         self._next_seq = seq + 1
         self._last_digest = xxh3_64_intdigest(payload)
         self.last_event_s = now_s

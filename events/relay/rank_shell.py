@@ -16,8 +16,8 @@ class RankShell(OutgoingStream[Rank]):
     """One rank: its stream, its sockets, its load."""
 
     def __init__(self, key: WorkerKey, rank: Rank, supervisor: Supervisor, number: int) -> None:
-        """number: the engine's own of the rank, as its events, ports and metrics have it; the
-        worker's key has its place in this engine, by which requests name it."""
+        """number: the engine's own number of the rank, as in its events, ports and metrics. The
+        worker's key has the rank's place in this engine instead, by which requests name it."""
         super().__init__(key, rank, supervisor)
         self.number = number
         self.saver: LedgerSaver | None = None
@@ -27,11 +27,11 @@ class RankShell(OutgoingStream[Rank]):
         self.load: LoadSample | None = None
         self.sampled_at_s: float | None = None
         self.own_numbers: dict[str, float] = {}
-        """The operator's own; a feed of loads has none, so they are apart."""
+        """The operator's own numbers; apart from `load`, as a feed of loads has none."""
         self.own_numbers_at_s = -inf
-        """When they were read."""
+        """When own_numbers were read, Unix time."""
         self.replaying: asyncio.Task[None] | None = None
         self.resumed = False
         """Whether a saved ledger has been read."""
         self.started = False
-        """Whether a subscription to the engine has stood."""
+        """Whether a subscription to the engine's events has been up."""

@@ -56,11 +56,12 @@ class RankStream(Generic[L]):
         self._server = SnapshotServer(ledger, self.outbox)
 
     def flush(self) -> list[bytes]:
-        """Gathered facts as a message; the relay calls it a moment after events came."""
+        """The gathered facts as a message; the relay calls this a moment after events came."""
         return self.outbox.flush()
 
     def beat(self, now_s: float) -> list[bytes]:
-        """Gathered facts, then the state after them; the relay calls it every second."""
+        """A message of the gathered facts, then a beat with the state after it; the relay calls
+        this every second."""
         self._server.expire(now_s)
         messages = self.outbox.flush()
         ledger = self.ledger
@@ -79,7 +80,7 @@ class RankStream(Generic[L]):
         return self.outbox.add(self.ledger.wipe(), now_s)
 
     def _start_epoch(self, ledger: L, seq: int, now_s: float) -> list[bytes]:
-        """A new epoch with the blocks of this ledger: routers forget those of the epoch before.
+        """Begins an epoch with the blocks of this ledger: routers forget those of the epoch before.
 
         seq: 0 for an empty ledger; 1 for a ledger with blocks, which routers pull as a snapshot.
         """
@@ -89,6 +90,6 @@ class RankStream(Generic[L]):
         return self.beat(now_s)
 
     def _use(self, ledger: L) -> None:
-        """The stream goes on with another ledger."""
+        """Lets the stream go on with another ledger."""
         self.ledger = ledger
         self._server.start_over(ledger)

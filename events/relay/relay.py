@@ -3,7 +3,7 @@
     engine ──ZMQ──> Rank (order, decode, count copies, number) ──NATS──> every router
     engine ──HTTP─> Probe ──> heartbeats
 
-The shell around events/relay/rank.py: sockets and timers, no decisions; the streams leave by
+Does the I/O (sockets, timers) for events/relay/rank.py, which decides; the streams leave by
 events/relay/stream_publisher.py. Nothing here pushes back on the engine: messages that can't be
 sent are dropped and counted, and gaps in the stream's numbers show the loss. An engine without KV
 events has heartbeats, and an empty stream.
@@ -70,8 +70,8 @@ class Relay:
         access: EngineAccess | None = None,
         own_numbers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """clock: Unix time in seconds that never goes back. state_dir: for saved ledgers. access:
-        to the engine's HTTP server; None: it needs no key. own_numbers: engines.numbers."""
+        """clock: Unix time in seconds that never goes back. state_dir: folder of saved ledgers.
+        access: to the engine's HTTP server; None: it needs no key. own_numbers: engines.numbers."""
         self.settings = settings
         self._access = access or EngineAccess(settings.http or "")
         self.counts: Counter[str] = Counter()
@@ -81,7 +81,7 @@ class Relay:
         self._clock = clock
         self._rng = rng
         self._connected_once = False
-        """Whether a connection to the engine's publisher has stood."""
+        """Whether the engine's publisher has been connected."""
         self._context = zmq.asyncio.Context()
         self._listening = Listening()
         self._supervisor = self._supervised(settings.id)
@@ -157,7 +157,7 @@ class Relay:
             log.info("%s publishes no KV events: routers predict its blocks", settings.id)
 
     def look_at_models(self) -> None:
-        """Reads the engine's list of models soon: see EnginePages."""
+        """Reads the engine's list of models soon: see EnginePages.look_at_models."""
         self._pages.look_at_models()
 
     async def stop(self) -> None:
@@ -191,7 +191,7 @@ class Relay:
         self.counts[f"{work}_failed"] += 1
 
     async def _let_warm(self, shell: RankShell, session: aiohttp.ClientSession) -> None:
-        """Lets routers make a rank compute a prefix."""
+        """Lets routers make a rank of the engine compute a prefix."""
         shell.warmer = Warmer(
             session,
             self._access,
@@ -277,7 +277,7 @@ class Relay:
             raise
 
     def _connected(self, shell: RankShell) -> None:
-        """Heals the loss of a connection to the publisher, once it is connected again."""
+        """Lets the rank request a replay once the engine's publisher is connected again."""
         self._connected_once = True
         if shell.started:  # at the first connection, the rank's start does that
             self._perform(shell, shell.rank.on_reconnected())
@@ -295,7 +295,12 @@ class Relay:
         count = len(answer.parts)
         if answer.trouble:
             self.counts[answer.trouble] += 1
-            log.warning("%s: %s after %d batches", shell.key, answer.trouble, count)
+            log.warning(
+                "%s: the engine's replay was cut off (%s) after %d batches",
+                shell.key,
+                answer.trouble,
+                count,
+            )
         effects = shell.rank.on_replay(answer.parts, answer.ended, self._clock())
         answer.parts.clear()  # frees the applied messages
         shell.replaying = None

@@ -2,7 +2,7 @@
 
     "kvroute ledger 2\\n", XXH3-128 of the rest (16 bytes), MessagePack of a _Kept
 
-Law: bytes that were torn, or written for another engine or by another release, raise
+Law: bytes that are incomplete, or written for another engine or by another release, raise
 UnusableLedger. No bytes, with a right checksum or not, raise anything else, at reading or later.
 """
 
@@ -37,7 +37,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     process_start_s: UnixSeconds | None
     """Start of the engine's process, from its metrics (Unix time)."""
     taken_at_s: UnixSeconds
-    """Unix time."""
+    """Unix time at which the ledger was copied."""
 
     def is_before(self, started_s: float) -> bool:
         """Whether the engine's process that started at started_s is newer than this ledger."""
@@ -76,14 +76,14 @@ def pack(source: Source, checkpoint: Checkpoint, copy: LedgerCopy) -> bytes:
 
 
 def unpack(source: Source, data: bytes) -> tuple[Checkpoint, Ledger]:
-    """The saved ledger of this source; raises UnusableLedger."""
+    """The checkpoint and ledger that `data` has saved for this source; raises UnusableLedger."""
     start = len(MAGIC) + _CHECKSUM_BYTES
     if data[: len(MAGIC)] != MAGIC:
-        raise UnusableLedger(f"it begins with {data[: len(MAGIC)]!r}, where {MAGIC!r} is expected")
+        raise UnusableLedger(f"the file begins with {data[: len(MAGIC)]!r}, not with {MAGIC!r}")
     body = memoryview(data)[start:]
     if data[len(MAGIC) : start] != xxh3_128_digest(body):
         raise UnusableLedger(
-            f"the checksum of its {len(body)} bytes differs from the one in its header"
+            f"the checksum of the file's {len(body)} bytes differs from the checksum in its header"
         )
     try:
         kept = _decoder.decode(body)

@@ -28,7 +28,7 @@ class Holder(Protocol):
 
 
 class _Frozen:
-    """One snapshot."""
+    """One snapshot: all placements of a ledger at one moment, in chunks."""
 
     def __init__(self, ledger: Holder, as_of: int, now_s: float, *, complete: bool) -> None:
         self.as_of = as_of
@@ -47,7 +47,7 @@ class _Frozen:
         return len(self._places)
 
     def facts(self, chunk: int) -> list[Stored]:
-        """The blocks of a chunk; empty for a chunk that there is not."""
+        """The blocks of a chunk, counted from 0; empty past the last chunk."""
         return [
             Stored(self._packed[tier][at : at + CHUNK_BYTES], TIER_NAMES[tier])
             for tier, at in self._places[chunk : chunk + 1]
@@ -55,7 +55,7 @@ class _Frozen:
 
 
 class SnapshotServer:
-    """Answers for one stream. The caller flushes the outbox before each answer."""
+    """Answers SnapshotRequests about one stream. The caller flushes the outbox before each."""
 
     def __init__(self, ledger: Holder, outbox: Outbox) -> None:
         self._ledger = ledger
@@ -63,7 +63,7 @@ class SnapshotServer:
         self._frozen: list[_Frozen] = []
 
     def start_over(self, ledger: Holder) -> None:
-        """A new ledger of the stream: drops all snapshots."""
+        """Takes a new ledger of the stream, and drops all snapshots."""
         self._ledger = ledger
         self._frozen.clear()
 

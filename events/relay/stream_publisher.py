@@ -84,20 +84,20 @@ class StreamPublisher(Generic[S]):
         """Streams that may have something to send."""
         self._send_due = asyncio.Event()
         self._sent_at_s = -inf
-        """Loop time at which the last messages left."""
+        """Loop time at which the last messages of facts left."""
         self._beat_due = asyncio.Event()
 
     def start(self, supervisor: Supervisor) -> None:
-        """Sends and beats until the supervisor closes."""
+        """Starts to send facts, beats and heartbeats, until the supervisor closes."""
         _ = supervisor.keep(self._send, "facts")
         _ = supervisor.keep(self._beat, "beats")
 
     def add(self, stream: S) -> None:
-        """Publishes this stream from the next beat on."""
+        """Publishes a stream from the next beat on."""
         self.streams[stream.key] = stream
 
     def remove(self, stream: S) -> None:
-        """Ends the publishing of this stream."""
+        """Ends the publishing of a stream."""
         del self.streams[stream.key]
         self._changed.pop(stream.key, None)
 
@@ -118,7 +118,7 @@ class StreamPublisher(Generic[S]):
         self._beat_due.set()
 
     async def on_hello(self, _message: Msg) -> None:
-        """A router has started: all streams beat soon."""
+        """Handles a router's Hello: all streams beat within HELLO_JITTER_S."""
         await asyncio.sleep(self._rng.uniform(0, HELLO_JITTER_S))
         self.beat_soon()
 

@@ -3,9 +3,9 @@
     router ──NATS: Warm────> Warmer ──POST /v1/completions: the tokens, max_tokens 1──> engine
     router <──NATS: Warmed──
 
-Works on every engine with a prefix cache, which keeps the computed blocks. A shell: it awaits, and
-its only decisions are its bounds: one prefix at a time, JOBS_MAX in all, and none while requests
-wait in the engine. Routers that request the same prefix at the same time share its computation.
+Works on every engine with a prefix cache, which keeps the computed blocks. Bounds: one prefix at a
+time, JOBS_MAX that are computed or wait, and none while requests wait in the engine. Routers that
+request the same prefix at the same time share its computation.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class Warmer:
         self._one_at_a_time = asyncio.Semaphore(1)
 
     async def on_message(self, message: Msg) -> None:
-        """A router's Warm: a request for a prefix, or its cancel."""
+        """Handles a router's Warm: a request for a prefix, or its cancel."""
         request = decode(Warm, message.data)
         if isinstance(request, Unreadable):
             self._counts["warm_malformed"] += 1
@@ -112,7 +112,7 @@ class Warmer:
                 return
 
     def _end(self, job: _Job) -> None:
-        """Frees the job's place; the next request for its prefix is another job.
+        """Frees a job's place; the next request for its prefix is another job.
 
         A cancelled job ends here at once, since its task may never have begun.
         """
@@ -141,7 +141,8 @@ class Warmer:
             await self._reply(copy_id, reply, trouble)
 
     async def _compute(self, request: Warm) -> str:
-        """Why the engine did not compute it; empty: it did. Raises aiohttp's errors."""
+        """Has the engine compute a prefix; returns why it did not, or an empty text. Raises
+        aiohttp's errors."""
         body = completion_of(request, self._settings.engine, self._model())
         headers = {"Content-Type": "application/json"}
         if self._settings.ranks > 1:

@@ -81,9 +81,9 @@ class EngineIdentity:
     bootstrap_port: int | None = None
     """Port of a prefill engine's bootstrap server."""
     troubles: tuple[str, ...] = ()
-    """Why pages were left out that an engine may lack, such as /version."""
+    """Why optional pages, such as /version, were left out: one sentence each."""
     kv_engine_ids: Mapping[int, str] = field(default_factory=dict)
-    """Rank -> engine_id, which vLLM's decode engines need to fetch from it by Mooncake."""
+    """Rank -> engine_id, by which vLLM's decode engines fetch its KV caches with Mooncake."""
 
 
 class _ModelCard(Struct):
@@ -106,7 +106,7 @@ VERSION = msgspec.json.Decoder(_Version)
 
 def bounded(name: str, value: Number, limit: float = COUNT_MAX) -> Number:
     if not 0 <= value <= limit:  # NaN is not, either
-        raise LoadUnreadable(f"{name} is {value}")
+        raise LoadUnreadable(f"{name} is {value}, outside 0 to {limit}")
     return value
 
 
@@ -123,7 +123,7 @@ def count(value: object) -> int | None:
 
 
 def positive(text: str | None) -> int | None:
-    """The number in a label of an info gauge; None for "None" and other texts."""
+    """The positive integer in a label of an info gauge; None for other texts, such as "None"."""
     if text is None or len(text) > 18 or not (text.isascii() and text.isdigit()):
         return None
     return int(text) or None
@@ -133,7 +133,7 @@ def set_blocks(
     load: LoadSample, page_size: int, used_tokens: float | None, total_tokens: int | None
 ) -> None:
     if not 1 <= page_size <= BLOCK_SIZE_MAX:
-        raise LoadUnreadable(f"the page size is {page_size}, which is not plausible")
+        raise LoadUnreadable(f"the page size is {page_size} tokens, outside 1 to {BLOCK_SIZE_MAX}")
     load.block_size = page_size
     load.used_blocks = None if used_tokens is None else used_tokens / page_size
     load.total_blocks = total_tokens // page_size if total_tokens else None
@@ -149,7 +149,9 @@ def read_models(document: bytes | str) -> tuple[str, tuple[str, ...], tuple[str,
     if not names:
         raise LoadUnreadable("/v1/models names no model")
     if len(names) > NAMES_MAX or len(cards) - len(names) > LORAS_MAX:
-        raise LoadUnreadable(f"/v1/models has {len(cards)} entries, which is over the bound")
+        raise LoadUnreadable(
+            f"/v1/models has {len(cards)} entries; {NAMES_MAX} names and {LORAS_MAX} LoRAs may be"
+        )
     return (
         names[0].id,
         tuple(card.id for card in names[1:]),
@@ -163,12 +165,12 @@ def read_json(
 ) -> Document:
     if len(document) > DOCUMENT_BYTES_MAX:
         raise LoadUnreadable(
-            f"{what} is a document of {len(document)} bytes, which is over the bound"
+            f"the page {what} has {len(document)} bytes, more than {DOCUMENT_BYTES_MAX}"
         )
     try:
         return decoder.decode(document)
     except READ_ERRORS as error:
-        raise LoadUnreadable(f"{what} can't be read: {error}") from None
+        raise LoadUnreadable(f"the page {what} can't be read: {error}") from None
 
 
 def optional_json(

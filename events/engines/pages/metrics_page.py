@@ -21,12 +21,12 @@ from events.engines.pages.load import (
 LINES_MAX = 1 << 14
 """Lines of a metrics page that are read: 1,024 ranks with some 16 each."""
 HEADS_BYTES_MAX = 16 << 20
-"""Estimated memory of heads, names with labels, that are kept parsed from page to page: a rank of
-vLLM has some 25 KiB. Beyond it all are forgotten, so that pages of more are parsed each time."""
+"""Estimated memory of parsed heads (names with labels) that are kept from page to page: a rank of
+vLLM has some 25 KiB. Beyond it all are forgotten, so that larger pages are parsed each time."""
 
 
 class Page:
-    """The samples with these names on a Prometheus page.
+    """The samples of wanted names on a page of Prometheus metrics. Raises LoadUnreadable.
 
     Pages have a thousand lines and are read every second, so lines with other names, and a
     counter's `_created`, are dropped before parsing; and of a line whose name and labels were on an
@@ -36,17 +36,17 @@ class Page:
     def __init__(self, text: str, names: Iterable[str]) -> None:
         if len(text) > DOCUMENT_BYTES_MAX:
             raise LoadUnreadable(
-                f"the metrics page has {len(text)} characters, which is over the bound"
+                f"the metrics page has {len(text)} characters, more than {DOCUMENT_BYTES_MAX}"
             )
         lines = _wanted_lines(tuple(names)).findall("\n" + text)
         if len(lines) > LINES_MAX:
             raise LoadUnreadable(
-                f"the metrics page has {len(lines)} lines about load, which is over the bound"
+                f"the metrics page has {len(lines)} lines about load, more than {LINES_MAX}"
             )
         self._by_rank: dict[tuple[str, str], dict[int, Sample]] = {}
         self._samples: dict[str, list[Sample]] = {}
         self._parts: dict[str, list[Sample]] = {}
-        """Samples with a priority, each a part of the one without, where there is one."""
+        """Samples with a priority label: parts of the sample without it, where there is one."""
         try:
             for sample in map(HEADS.sample, lines):
                 among = self._parts if sample.labels.get("priority") else self._samples
@@ -75,7 +75,8 @@ class Page:
         return start_s
 
     def by_rank(self, name: str, label: str) -> Mapping[int, Sample]:
-        """Rank -> its largest sample: tensor-parallel ranks may each report the same load."""
+        """Rank -> its largest sample of a name, as tensor-parallel ranks may all report the same
+        load. label: the label with the rank."""
         ranks = self._by_rank.get((name, label))
         if ranks is None:
             ranks = self._by_rank[name, label] = self._read_ranks(name, label)
@@ -113,14 +114,14 @@ def _wanted_lines(names: tuple[str, ...]) -> re.Pattern[str]:
 
 
 class Heads:
-    """Samples by their heads, as parsed from earlier lines."""
+    """Parsed samples by their heads (name and labels), so that only the value is read again."""
 
     def __init__(self) -> None:
         self.samples: dict[str, Sample] = {}
         self.bytes = 0
 
     def sample(self, line: str) -> Sample:
-        """A line's sample; raises ValueError, and others of the parser's."""
+        """A line's sample; raises ValueError and other errors of the parser."""
         head, _, value = line.rpartition(" ")
         known = self.samples.get(head)
         if known is not None and _NUMBER.fullmatch(value):
@@ -156,8 +157,8 @@ def _number(text: str) -> float:
 def own_numbers(
     page: bytes, wanted: Mapping[str, str], label: str
 ) -> dict[int | None, dict[str, float]]:
-    """Rank -> name -> value of the metrics that an operator wants, name to metric; None for samples
-    whose `label` has no rank, which are of the whole engine.
+    """Rank -> name -> value of an operator's own numbers (`wanted`: name -> metric); rank None for
+    samples whose `label` has no rank, which are of the whole engine.
 
     Of several samples of a rank, those of a counter (..._total, _sum, _count) are added up, and of
     others the largest counts. Values that are not finite, or over OWN_VALUE_MAX, are left out.

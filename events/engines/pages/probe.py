@@ -1,4 +1,4 @@
-"""Reads an engine's identity and load over HTTP. The shell around events/engines/pages/load.py.
+"""Reads an engine's identity and load over HTTP; events/engines/pages/load.py has their form.
 
 Redirects are never followed: the server at an engine's address could send the relay to any URL in
 the relay's network.
@@ -100,12 +100,12 @@ class EngineHttp:
                 async for part in response.content.iter_any():
                     body += part
                     if len(body) > DOCUMENT_BYTES_MAX:
-                        reason = f"{path}: more than {DOCUMENT_BYTES_MAX} bytes"
+                        reason = f"the engine's page {path}: more than {DOCUMENT_BYTES_MAX} bytes"
                         raise EngineSilent(reason, status=response.status)
         # ValueError: a URL that aiohttp or the resolver can't use.
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             refused = isinstance(error, OSError) and error.errno == errno.ECONNREFUSED
-            reason = f"{path}: {str(error) or type(error).__name__}"
+            reason = f"the engine's page {path}: {str(error) or type(error).__name__}"
             raise EngineSilent(reason, refused=refused) from None
         return bytes(body)
 
@@ -125,14 +125,14 @@ Pages = tuple[bytes | None, ...]
 
 
 async def _parsed(read: Callable[[], Read], *pages: bytes | None) -> Read:
-    """What is read of pages; long ones are parsed in a thread."""
+    """Calls `read`, which parses these pages; in a thread if they are longer than SHORT_BYTES."""
     if sum(len(page) for page in pages if page is not None) <= SHORT_BYTES:
         return read()
     return await asyncio.to_thread(read)
 
 
 class Probe:
-    """Identity and load of one engine, as last read. The three `ask_` methods may run together.
+    """Identity and load of one engine, as last read. Its `ask_` methods may run together.
 
     Law: whatever the engine answers, and at whatever pace, ends within its time limit in an Answer;
     no exception leaves a method.
@@ -166,13 +166,13 @@ class Probe:
         self._own_numbers = own_numbers
         self._load_path = ""
         self._looked_for: set[str] = set()
-        """Own numbers that a page had, or was said to lack."""
+        """Own numbers that a page had, or that the log has named as missing."""
         self._own: dict[int | None, dict[str, float]] = {}
-        """Those of the last page of metrics, by rank; None: of the whole engine."""
+        """Own numbers of the last page of metrics, by rank; None: of the whole engine."""
 
     @property
     def trouble(self) -> str:
-        """Why the last requests failed; empty: none failed."""
+        """Why a last request for a page failed; empty: none failed."""
         return next(
             (
                 self._troubles[page]
@@ -183,7 +183,8 @@ class Probe:
         )
 
     async def ask_identity(self, *, whole: bool = True) -> Answer:
-        """Reads the identity. whole: False: its models alone, where the rest is known."""
+        """Reads the identity. whole=False: of the pages that were read before, only those that
+        change."""
         try:
             identity = await self._read_identity(None if whole else self._kept)
         except (EngineSilent, LoadUnreadable) as error:
@@ -192,7 +193,7 @@ class Probe:
         return self._answered("identity", "; ".join(identity.troubles))
 
     async def ask_load(self) -> Answer:
-        """Reads the load."""
+        """Reads the load of all ranks, from the first load page that the engine has."""
         try:
             await self._read_load()
         except (EngineSilent, LoadUnreadable) as error:
@@ -200,8 +201,8 @@ class Probe:
         return self._answered("load")
 
     async def ask_mooncake(self) -> bool:
-        """Reads the engine_ids; returns whether Mooncake's bootstrap server answered. If not, the
-        engine is healthy all the same."""
+        """Reads the ranks' engine_ids; returns whether Mooncake's bootstrap server gave any. The
+        engine's health does not depend on it."""
         if self._mooncake is None:
             return True
         self._troubles.pop("mooncake", None)
@@ -217,8 +218,8 @@ class Probe:
         return bool(ids)
 
     async def _read_identity(self, kept: Pages | None) -> EngineIdentity:
-        """kept: pages of an earlier identity, of which those that rarely change are not read
-        again."""
+        """Reads the identity's pages. kept: pages of an earlier identity, of which those that
+        rarely change are not read again; None: all are read."""
         pages: list[bytes | None] = []
         for index, page in enumerate(self._reading.identity_pages):
             if kept is not None and not page.changes:
@@ -249,8 +250,8 @@ class Probe:
                 load.own_numbers = {**self._own.get(None, {}), **self._own.get(rank, {})}
 
     async def ask_own_numbers(self) -> None:
-        """Reads the operator's numbers for the next loads, of an engine whose load is not on its
-        page of metrics: after the load, so that a slow page makes none late."""
+        """Reads the operator's numbers, for the next loads, where the load is not on the page of
+        metrics. Call after the load, which a slow page would delay."""
         path = self._reading.metrics_path
         if self._own_numbers and self._load_path != path:
             try:

@@ -62,7 +62,7 @@ _WireEvent = _Stored | Removed | Cleared
 
 
 def decode(payload: bytes) -> EngineBatch:
-    """One payload of SGLang's event publisher; never raises."""
+    """Decodes a payload of SGLang's event publisher; never raises."""
     return decode_batch(payload, SCHEMA)
 
 

@@ -78,13 +78,13 @@ class _LoadStat(Struct, array_like=True, tag="LoadStat"):
 
 
 def sglang_load_stat(payload: bytes, page_size: int) -> tuple[int, LoadSample]:
-    """(rank, load) from one payload of SGLang's LoadStat feed; as sglang_loads otherwise.
+    """(rank, load) from one payload of SGLang's LoadStat feed, converted as in sglang_loads.
 
     num_total_tokens also counts waiting requests and is not used. Raises LoadUnreadable.
     """
     if len(payload) > DOCUMENT_BYTES_MAX:
         raise LoadUnreadable(
-            f"the LoadStat message has {len(payload)} bytes, which is over the bound"
+            f"the LoadStat message has {len(payload)} bytes, more than {DOCUMENT_BYTES_MAX}"
         )
     try:
         stat = _LOAD_STAT.decode(payload)
@@ -144,7 +144,7 @@ def sglang_metrics(text: str, page_size: int | None = None) -> dict[int, LoadSam
         load = LoadSample(
             running=whole(running),
             waiting=bounded(
-                "all queues", sum(whole(queue) for queue in queues if queue is not None)
+                "the sum of the queues", sum(whole(queue) for queue in queues if queue is not None)
             ),
             model=running.labels.get("model_name"),
             process_start_s=start_s,
@@ -183,7 +183,7 @@ class _SglangEvents(Struct):
 
 
 class _ServerInfo(Struct):
-    """The used entries of some 550, which have every argument of the server."""
+    """The entries of /server_info that kvroute reads, of some 550."""
 
     version: Name | None = None
     served_model_name: Name | None = None
@@ -242,7 +242,7 @@ def sglang_identity(
     block_size = (info.kv_events and info.kv_events.block_size) or info.page_size
     if block_size is not None and not 1 <= block_size <= BLOCK_SIZE_MAX:
         raise LoadUnreadable(
-            f"/server_info has a page size of {block_size}, which is not plausible"
+            f"/server_info has a page size of {block_size} tokens, outside 1 to {BLOCK_SIZE_MAX}"
         )
     total_tokens = natural(info.max_total_num_tokens)
     half = info.disaggregation_mode in ("prefill", "decode")  # "null": it serves whole requests

@@ -39,7 +39,7 @@ class _Item(Struct):
 
     hash: str
     uuid: str | None = None
-    """The request's own name of it."""
+    """The request's own name of the item."""
 
 
 class _Stored(Struct, tag="BlockStored"):
@@ -57,7 +57,7 @@ _DECODER = msgspec.msgpack.Decoder(_Stored | Removed | Cleared)
 
 
 def decode(payload: bytes) -> EngineBatch:
-    """One payload of TensorRT-LLM's event publisher; never raises."""
+    """Decodes a payload of TensorRT-LLM's event publisher; never raises."""
     return decode_batch(payload, _SCHEMA)
 
 

@@ -39,7 +39,7 @@ def trtllm_loads(text: str) -> dict[int, LoadSample]:
     samples = {name: page.rank_sample(0, _RANK, name) for name in _NAMES}
     running, waiting = samples[_RUNNING], samples[_WAITING]
     if running is None or waiting is None:
-        raise LoadUnreadable(f"no {_RUNNING if running is None else _WAITING} on the page")
+        raise LoadUnreadable(f"the metrics page lacks {_RUNNING if running is None else _WAITING}")
     load = LoadSample(
         running=whole(running),
         waiting=whole(waiting),

@@ -84,7 +84,7 @@ _EXTRA_KEYS: msgspec.msgpack.Decoder[list[list[Any] | None] | None] = msgspec.ms
 
 
 def decode(payload: bytes) -> EngineBatch:
-    """One payload of vLLM's event publisher; never raises."""
+    """Decodes a payload of vLLM's event publisher; never raises."""
     return decode_batch(payload, SCHEMA)
 
 

@@ -125,7 +125,10 @@ def _vllm_capacities(page: "Page") -> dict[int, tuple[int | None, int | None]]:
         elif blocks is not None:
             blocks //= len(infos)
         if max(blocks or 0, block_size or 0) > COUNT_MAX or (block_size or 0) > BLOCK_SIZE_MAX:
-            raise LoadUnreadable(f"rank {rank} has {blocks} blocks of {block_size} tokens")
+            raise LoadUnreadable(
+                f"rank {rank} has {blocks} blocks of {block_size} tokens, more than {COUNT_MAX} of"
+                f" {BLOCK_SIZE_MAX}"
+            )
         capacities[rank] = (block_size, None if blocks is None else max(blocks - 1, 0))
     return capacities
 
@@ -161,7 +164,7 @@ def vllm_identity(
 
 
 def _vllm_scheduler(info: "_VllmServerInfo | None") -> Mapping[str, object]:
-    """The scheduler's configuration; empty if the page has it as text.
+    """The scheduler's configuration in /server_info; empty if the page has it as text.
 
     The page is for people and differs between releases: each used value is checked by itself, so
     that no other part of the page makes an engine unreadable.

@@ -1,12 +1,12 @@
 """The blocks of one rank of a Dynamo worker: the engine's hashes are names of PrefixHashes.
 
 Dynamo's publishers count copies themselves and report only the removal of the last copy, so a name
-is either held on a tier or not: one copy, where events/relay/ledger.py counts. Pure: no clock, no
+is either held on a tier or not, where events/relay/ledger.py counts copies. Pure: no clock, no
 sockets.
 
 Laws:
 - the blocks reported placed and not gone since are exactly `placements()`;
-- a name stands for one prefix, on all tiers: a store with another prefix replaces the older;
+- a name stands for one prefix on all tiers: a store with another prefix replaces the older prefix;
 - nothing is guessed: blocks after an unknown parent are left out and counted.
 """
 
@@ -21,7 +21,7 @@ from indexer.identity import BlockHash, Tier
 
 
 class DynamoLedger(HeldBlocks):
-    """The blocks of one (worker, rank)."""
+    """The blocks that one rank of a Dynamo worker holds."""
 
     def __init__(self, blocks_max: int = BLOCKS_MAX, dropped: Counter[str] | None = None) -> None:
         super().__init__(blocks_max, 1, dropped)
@@ -35,7 +35,8 @@ class DynamoLedger(HeldBlocks):
         *,
         begins: bool = True,
     ) -> list[Change]:
-        """A chain arrived on a tier; begins: without a parent, it starts a prompt."""
+        """Records a chain of blocks that arrived on a tier; returns the changes. begins: whether a
+        chain without a parent starts a prompt; if not, its parent is unknown."""
         self._is_half_applied = True
         before = None if parent is None else self._copies.end(parent)
         if before is None and (parent is not None or not begins):
@@ -52,7 +53,7 @@ class DynamoLedger(HeldBlocks):
         return self._changes()
 
     def remove(self, tier: Tier, names: Sequence[int]) -> list[Change]:
-        """Names left a tier."""
+        """Records that the blocks of these names left a tier; returns the changes."""
         self._is_half_applied = True
         for name in self._copies.remove(names, 0, tier):
             self.dropped["unknown_removal"] += 1

@@ -33,7 +33,7 @@ from events.relay.rank_stream import RankStream
 
 
 class DynamoRank(RankStream[DynamoLedger]):
-    """The stream of one (worker, rank)."""
+    """The outgoing stream of one rank of a Dynamo worker."""
 
     def __init__(self, epoch: Epoch, *, blocks_max: int = 1 << 22) -> None:
         counts: Counter[str] = Counter()
@@ -56,7 +56,7 @@ class DynamoRank(RankStream[DynamoLedger]):
         return f"<DynamoRank {kind}{doubt} at {self._next_id}, {self.ledger!r}>"
 
     def on_event(self, event: WorkerEvent, origin: Origin, now_s: float) -> list[bytes]:
-        """The worker's next event; returns messages for the facts subject, in order."""
+        """Applies the worker's next event; returns messages for the facts subject, in order."""
         messages: list[bytes] = []
         number, expected = event.event_id, self._next_id
         if expected is None:
@@ -78,7 +78,7 @@ class DynamoRank(RankStream[DynamoLedger]):
         return messages + self.outbox.add(self._apply(event.what), now_s)
 
     def doubt(self, now_s: float) -> list[bytes]:
-        """Sets the ledger aside, since messages may have been lost; returns messages to publish."""
+        """Sets the ledger aside, since events may have been lost; returns messages to publish."""
         if self._next_id is None or self._aside is not None:
             return []
         self._aside = (self.ledger, self.complete)
@@ -94,7 +94,7 @@ class DynamoRank(RankStream[DynamoLedger]):
         return self._lose(now_s)
 
     def _take_back(self, now_s: float) -> list[bytes]:
-        """Nothing was missed: a new epoch begins with the ledger that was put aside."""
+        """Begins a new epoch with the ledger that was set aside, since nothing was missed."""
         if self._aside is None:
             raise AssertionError("there is no ledger set aside")
         ledger, self.complete = self._aside
@@ -105,7 +105,7 @@ class DynamoRank(RankStream[DynamoLedger]):
         return self._start_epoch(ledger, 1, now_s)
 
     def _lose(self, now_s: float) -> list[bytes]:
-        """Removals may be lost: empties the ledger, and drops the one put aside."""
+        """Empties the ledger, and drops one set aside, since removals may be lost."""
         self._aside = None
         return self._forget_all(now_s)
 
@@ -116,15 +116,15 @@ class DynamoRank(RankStream[DynamoLedger]):
         return self._start_epoch(DynamoLedger(self._blocks_max, self.counts), 0, now_s)
 
     def _is_another_life(self, origin: Origin) -> bool:
-        """Whether the publisher is another: each numbers its rank's events itself from the start,
-        so a number that happens to be the next proves nothing."""
+        """Whether an event is of another publisher than the last: each publisher counts from the
+        start, so a number that happens to be the next proves nothing."""
         last = self._origin
         if last is None or None in (last.publisher_id, origin.publisher_id):
             return False
         return origin.publisher_id != last.publisher_id
 
     def _follow(self, origin: Origin) -> None:
-        """Remembers the publisher; counts publishers that alternate."""
+        """Remembers an event's publisher; counts two publishers that alternate."""
         last = self._origin.publisher_id if self._origin is not None else None
         if last is not None and origin.publisher_id != last:
             if origin.publisher_id == self._earlier_publisher:

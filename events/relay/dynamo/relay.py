@@ -3,7 +3,7 @@
     workers ──NATS (kv-events, kv_metrics, forward-pass-metrics)──> DynamoRank, one a (worker, rank)
                                                                     ──NATS──> routers
 
-The shell around events/relay/dynamo/rank.py: subscriptions and timers, no decisions; the streams
+Does the I/O (subscriptions, timers) for events/relay/dynamo/rank.py, which decides; the streams
 leave by events/relay/stream_publisher.py. One subject carries many workers: each becomes a stream
 of its own with its first message, and ends after a silence of `worker_timeout_s` or by a fleet
 command.
@@ -47,7 +47,7 @@ from indexer.identity import WorkerKey
 QUIET_S = 60.0
 """Seconds of silence after which a worker's heartbeat has a warning."""
 _TURN_MESSAGES = 64
-"""Messages taken in a turn of the event loop."""
+"""Messages handled in a turn of the event loop."""
 _LOG_S = 10.0
 """Least seconds between two log lines about unreadable messages."""
 _BLOCKS_PLAUSIBLE = 1_000_000_000
@@ -188,7 +188,7 @@ class DynamoRelay:
         await self._turn()
 
     async def _turn(self) -> None:
-        """Lets other work of the event loop have its turn after _TURN_MESSAGES messages."""
+        """Lets other tasks of the event loop run after each _TURN_MESSAGES messages."""
         self._taken += 1
         if self._taken % _TURN_MESSAGES == 0:
             await asyncio.sleep(0)
@@ -204,7 +204,7 @@ class DynamoRelay:
             self.counts[reason] += 1
         if read.detail and now_s - self._logged_at_s >= _LOG_S:
             self._logged_at_s = now_s
-            log.warning("%s: %s", message.subject, read.detail)
+            log.warning("unreadable message on %s: %s", message.subject, read.detail)
         if read.load is not None:
             self._apply_load(read.load, now_s)
         for event in read.events:
@@ -283,7 +283,7 @@ class DynamoRelay:
             await self._publisher.answer(worker, message)
 
     async def _control_came(self, message: Msg) -> None:
-        """A fleet command: a removed worker's stream ends here, too."""
+        """Handles a fleet command: a removed worker's stream ends here, too."""
         control = decode(Control, message.data)
         if isinstance(control, Unreadable):
             self.counts["malformed_request"] += 1
@@ -296,7 +296,8 @@ class DynamoRelay:
                 self._end(worker)
 
     def _connection_changed(self, connected: bool) -> None:
-        """Messages may be lost with a connection, and Dynamo has no replay for other programs."""
+        """Sets all ledgers aside at a loss of the connection to Dynamo's NATS server: messages may
+        be lost, and Dynamo has no replay for other programs."""
         if self._stopped:
             return
         if connected:
@@ -350,8 +351,8 @@ class DynamoRelay:
 
 
 def _load_subjects(settings: DynamoSettings) -> dict[str, str]:
-    """The subjects of the workers' load, by the name of the work; empty: the subject of the events
-    includes them."""
+    """Name of the work -> subject of the workers' load; empty: the subject of the events includes
+    the load."""
     subjects_of: dict[str, str] = {}
     base, separator, topic = settings.subject.rpartition(".")
     if separator and topic == "kv-events":
@@ -374,7 +375,7 @@ def _warnings(worker: _Worker, now_s: float, *, connected: bool) -> list[str]:
     if not connected:
         warnings.append("the NATS server of the Dynamo fleet is away")
     elif now_s - worker.heard_at_s >= QUIET_S:
-        warnings.append("the worker is quiet: idle, or gone")
+        warnings.append(f"the worker has sent nothing for {QUIET_S:g} s: it is idle, or gone")
     if not worker.sends_passes and now_s - worker.known_since_s >= QUIET_S:
         warnings.append(
             "the worker sends no forward-pass metrics, so that it is not known before its first"

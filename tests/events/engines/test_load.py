@@ -358,7 +358,7 @@ def test_vllm_in_development_mode_says_how_many_requests_it_runs_at_once() -> No
         assert scheduler({"scheduler_config": {"max_num_seqs": flag}}) == (None, None)
     left_out = vllm_identity(json.dumps(models), None, None, "[")
     assert (left_out.model, left_out.total_slots) == ("a", None)
-    assert left_out.troubles[0].startswith("/server_info can't be read: ")
+    assert left_out.troubles[0].startswith("the page /server_info can't be read: ")
 
 
 def test_further_names_without_a_parent_are_aliases() -> None:
@@ -416,7 +416,7 @@ def test_other_model_lists_are_unreadable(document: str) -> None:
         vllm_identity(document)
     left_out = sglang_identity('{"version": "0.5.23"}', document)
     assert left_out.version == "0.5.23"
-    assert left_out.troubles[0].startswith("/v1/models")
+    assert "/v1/models" in left_out.troubles[0]
 
 
 @pytest.mark.parametrize("document", ["", "[]", '{"page_size": "x"}', '{"page_size": -1}'])

@@ -69,9 +69,9 @@ async def test_an_engine_that_is_away_is_trouble_and_not_an_error() -> None:
     async with aiohttp.ClientSession() as session:
         asked = Probe(session, "vllm", EngineAccess("http://127.0.0.1:1/"))
         assert not await asked.ask_identity()
-        assert asked.trouble.startswith("/v1/models: ")
+        assert asked.trouble.startswith("the engine's page /v1/models: ")
         assert not await asked.ask_load()
-        assert asked.trouble.startswith("/metrics: ")
+        assert asked.trouble.startswith("the engine's page /metrics: ")
         assert asked.identity is None
 
 
@@ -85,7 +85,7 @@ async def test_an_engine_that_takes_too_long_is_told_as_such() -> None:
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
         access = EngineAccess(str(server.make_url("")), timeout_s=0.01)
         engine = EngineHttp(session, access)
-        with pytest.raises(EngineSilent, match=r"^/metrics: \w*TimeoutError$"):
+        with pytest.raises(EngineSilent, match=r"page /metrics: \w*TimeoutError$"):
             await engine.page("/metrics")
 
 

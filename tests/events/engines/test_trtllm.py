@@ -89,7 +89,7 @@ def test_its_page_has_the_load_in_blocks() -> None:
 
 @pytest.mark.parametrize("name", ["trtllm_num_requests_running", "trtllm_num_requests_waiting"])
 def test_a_page_without_its_queues_is_unreadable(name: str) -> None:
-    with pytest.raises(LoadUnreadable, match=f"no {name}"):
+    with pytest.raises(LoadUnreadable, match=f"lacks {name}"):
         trtllm_loads(PAGE.replace(name, "other"))
 
 

@@ -165,16 +165,16 @@ async def test_a_snapshot_is_asked_for_chunk_by_chunk(ear: Ear) -> None:
 async def test_chunks_of_different_snapshots_make_none(ear: Ear, second: SnapshotChunk) -> None:
     ear.lose(WORKER, lambda request: second if request.chunk else chunk(0, 3))
     await ear.settled()
-    assert ear.stream() == (StreamState.RECOVERING, "chunks of different snapshots")
+    assert ear.stream() == (StreamState.RECOVERING, "the relay's chunks are of different snapshots")
     assert ear.view.index.count(ear.view.sources[WORKER].slot) == 0
 
 
 @pytest.mark.parametrize(
     ("answer", "reason", "dropped"),
     [
-        (None, "no answer", {}),
-        (b"\xc1", "answer unreadable", {"malformed": 1}),
-        (bytes((1 << 20) + 1), "answer unreadable", {"too_large": 1}),
+        (None, "no answer from the relay within 2 s", {}),
+        (b"\xc1", "the relay's answer is unreadable", {"malformed": 1}),
+        (bytes((1 << 20) + 1), "the relay's answer is unreadable", {"too_large": 1}),
     ],
 )
 async def test_a_useless_answer_is_a_failed_recovery(
@@ -195,7 +195,10 @@ async def test_a_snapshot_has_a_number_of_chunks(ear: Ear, monkeypatch: pytest.M
     other = WorkerKey("other", 0)
     ear.lose(other, lambda request: chunk(request.chunk, 4))
     await ear.settled()
-    assert ear.stream(other) == (StreamState.RECOVERING, "snapshot without an end")
+    assert ear.stream(other) == (
+        StreamState.RECOVERING,
+        "the relay's snapshot has no end within 3 chunks",
+    )
     assert len(ear.broker.asked) == 6
 
 
@@ -249,7 +252,8 @@ async def test_all_recoveries_together_have_a_size_and_who_finds_no_room_comes_a
     await ear.settled()
     states = {worker: ear.stream(worker) for worker in others}
     failed = [one for one in others if states[one][0] is StreamState.RECOVERING]
-    assert [states[one][1] for one in failed] == ["no room beside other recoveries"]
+    [reason] = [states[one][1] for one in failed]
+    assert reason.startswith("no room beside other recoveries: ")
     assert ear.view.dropped["no_room_to_recover"] == 1
     beat = Beat(VERSION, EPOCH, 2, 24, 0, True, 0.0)
     ear.feed.recover(ear.view.on_stream(failed[0], encode(beat), 100.0))

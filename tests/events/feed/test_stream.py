@@ -231,7 +231,7 @@ def test_a_gap_is_reported_before_anything_after_it(live: Listener) -> None:
 
 def test_a_beat_shows_a_lost_tail(live: Listener) -> None:
     [asked] = live.beat(5)
-    assert asked == Recover("lost tail: 3 of 5", 4)
+    assert asked == Recover("last messages lost: 3 of 5 came", 4)
     assert live.state is RECOVERING
     live.ring(facts(4), facts(5))
     assert live.beat(5) == []

@@ -118,7 +118,7 @@ def test_other_bytes_are_no_blocks(blocks: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "told"),
-    [({"engine_block_size": None}, "unknown size"), ({"groups": [None, None]}, "listed twice")],
+    [({"engine_block_size": None}, "unknown size"), ({"groups": [None, None]}, "group twice")],
 )
 def test_a_head_that_does_not_fit_is_refused(changes: dict[str, object], told: str) -> None:
     with pytest.raises(ValueError, match=told):
@@ -126,7 +126,7 @@ def test_a_head_that_does_not_fit_is_refused(changes: dict[str, object], told: s
 
 
 def test_a_wanted_block_size_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="blocks of 16 tokens can't become blocks of 24"):
+    with pytest.raises(ValueError, match="blocks of 16 tokens can't be split or merged to 24"):
         Ledger.restored(copy_of(16), 24)
 
 

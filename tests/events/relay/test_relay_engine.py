@@ -464,7 +464,7 @@ async def test_a_configured_model_is_served_without_a_list_of_models(
     await engine.relay_says(healthy=True)
     assert engine.last().model == "mine"
     await engine.warned(f"status {status}")
-    assert ("it needs its API key: set engines.api_key_file" in engine.warnings()) == (
+    assert ("the engine needs its API key: set engines.api_key_file" in engine.warnings()) == (
         status != 404
     )
 

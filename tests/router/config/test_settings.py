@@ -568,7 +568,7 @@ def test_a_worker_that_can_never_be_followed_is_refused_with_its_key(
         ({"gpu-celsius": "m"}, "is no name"),
         ({"a" * 49: "m"}, "is no name"),
         ({"a": "no metric"}, "'no metric' is no name of a metric"),
-        ({"a": 'm{gpu="0"}'}, "labels are left out"),
+        ({"a": 'm{gpu="0"}'}, "without labels"),
         ({"a\n": "m"}, "is no name"),
         ({"a": "m\n"}, "is no name of a metric"),
         ({"cache_hit_rate": "m"}, "kvroute has a cache_hit_rate of its own"),

@@ -129,7 +129,7 @@ async def test_keys_without_a_flag_have_their_defaults(capsys: pytest.CaptureFix
         ({"labels": {"zone": "a" * 1025}}, "--label: Expected `str` of length <= 1024"),
         ({"events": None}, "--replay: needs an `events` endpoint"),
         ({"load": "nonsense"}, "--load: "),
-        ({"metrics": None, "address": "grpc://a:1"}, "--warm: no HTTP base to compute prefixes by"),
+        ({"metrics": None, "address": "grpc://a:1"}, "--warm: the engine has no HTTP base"),
         ({"id": ""}, "--worker-id: Expected `str` of length >= 1"),
     ],
 )

@@ -184,7 +184,7 @@ async def test_every_caller_shows_the_engines_key_at_its_path_over_its_tls(
             trouble = await call(keyless.of_worker("other", base))
             assert "401" in trouble, name
             if name != "gateway":  # whose client has the engine's own words
-                assert "it needs its API key: set engines.api_key_file" in trouble, name
+                assert "the engine needs its API key: set engines.api_key_file" in trouble, name
             assert key not in trouble
         assert await CALLS["discovery"](EngineAccess(base)), "a certificate of an unknown CA"
 
