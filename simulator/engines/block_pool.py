@@ -174,7 +174,7 @@ class BlockPool:
         users, content, block_of = self._users, self._content, self._block_of
         for block, block_hash in zip(blocks, stored.hashes, strict=True):
             if content[block] is not None or not users[block]:
-                raise ValueError(f"block {block} can't be stored: it has content, or no user")
+                raise ValueError(f"block {block} to store has content already, or no user")
             content[block] = block_hash
             if block_hash in block_of:
                 self._further.setdefault(block_hash, []).append(block)

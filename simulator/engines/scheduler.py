@@ -293,9 +293,9 @@ class Scheduler(ABC):
     @property
     @abstractmethod
     def next_ready_s(self) -> float | None:
-        """Time at which the next request that waits for KV cache will be ready; None: none waits for
-        it. A caller whose `begin_step` returned None calls it again then; a step that is going on
-        takes this time into account by itself."""
+        """Time at which the next request that waits for KV cache will be ready; None: none waits
+        for it. A caller whose `begin_step` returned None calls it again then; a step that is going
+        on takes this time into account by itself."""
 
     @abstractmethod
     def running(self) -> list[Sequence]:
