@@ -1,1 +1,1 @@
-"""Engines without GPUs, and traffic for them. Nothing but the CLI imports this package."""
+"""Simulated engines, without GPUs, and traffic for them. Only the CLI imports this package."""

@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 _options = options(
     run_options,
     option("--ttft-ms", type=Positive, required=True,
-           help="Time to the first token, in ms, that the fleet has to keep at --percentile."),
+           help="Target in ms: --percentile of the times to the first token is at most this."),
     option("--percentile", type=click.Choice(["mean", "p50", "p90", "p99"]), default="p90",
            help="Statistic of the times to the first token that must meet --ttft-ms. A failed"
            " request counts as infinitely late."),
     option("--rate", type=Positive, default=1.0,
            help="Factor by which requests arrive faster than in the recorded trace."),
     option("--workers-min", type=Workers, default=1,
-           help="Workers of the smallest fleet that is tried."),
+           help="Number of workers of the smallest fleet that is tried."),
     option("--workers-max", type=Workers, default=256,
-           help="Workers of the largest fleet that is tried."),
+           help="Number of workers of the largest fleet that is tried."),
     fleet_options,
     traffic_options,
     option("--seed", type=int, default=0, help="Seed of the simulated runs' random draws."),
@@ -60,11 +60,11 @@ def capacity(
     quiet: bool,
     **given: Any,
 ) -> None:  # fmt: skip
-    """Find the smallest fleet that keeps a promise about the time to first token.
+    """Find the smallest fleet that keeps a promise: a time to the first token of --ttft-ms at most.
 
-    Doubles the fleet until it keeps the promise, then bisects, and tries the next larger fleet,
-    too, since more workers need not mean less waiting. TRACE is as for `kvroute replay`. Exit code
-    1 when no fleet that was tried keeps it.
+    Doubles the number of workers until the fleet keeps the promise, then bisects. The next larger
+    fleet must keep it, too, since more workers need not mean less waiting. TRACE is as for
+    `kvroute replay`. Exit code 1: no fleet that was tried keeps the promise.
     """
     from rich.console import Console
 
@@ -105,13 +105,18 @@ def capacity(
             raise click.ClickException(str(error)) from error
     if answer.alone_s is not None:
         click.echo(
-            f"kvroute: {percentile} of a prompt alone is {1e3 * answer.alone_s:,.0f} ms on these"
-            f" engines: no number of workers keeps {ttft_ms:g} ms",
+            f"kvroute: {percentile} of the times to the first token is"
+            f" {1e3 * answer.alone_s:,.0f} ms on these engines even if no request waits: no number"
+            f" of workers keeps {ttft_ms:g} ms",
             err=True,
         )
         raise click.exceptions.Exit(1)
     if answer.workers is None:
-        click.echo(f"kvroute: not even {workers_max} workers keep the promise", err=True)
+        click.echo(
+            f"kvroute: not even {workers_max} workers (--workers-max) keep the promise:"
+            f" {percentile} of the times to the first token is above {ttft_ms:g} ms",
+            err=True,
+        )
         raise click.exceptions.Exit(1)
     if quiet:
         if json_file != STDOUT:

@@ -1,4 +1,4 @@
-"""The commands: each is imported here, and does its own imports when it runs."""
+"""The simulator's commands of `kvroute`, each of which imports what it needs when it runs."""
 
 from pathlib import Path
 
@@ -22,7 +22,8 @@ __all__ = ["capacity", "demo", "replay", "simulate"]
     option("--policy", "chosen", multiple=True,
            help="Policy to compare, repeatable. [default: round-robin and dynamo-adaptive]"),
     option("--speed", type=click.FloatRange(min=0.1, max=20),
-           help="Factor by which the trace is played faster than it was recorded."),
+           help="Seconds of the trace and of the engines' simulated time in one real second."
+           " [default: 2.5]"),
     option("--verbose", "-v", is_flag=True,
            help="Show the log lines of the router and the relays."),
 )  # fmt: skip
@@ -31,7 +32,8 @@ def demo(json_file: Path | None, chosen: tuple[str, ...], speed: float | None,
     """Watch kvroute route to stand-in engines.
 
     Real NATS, real relays, the router and eight engines without GPUs, all on loopback: replays a
-    slice of a public trace through gRPC, once for each policy, each from cold caches, and compares.
+    slice of a public trace through gRPC, once for each policy, each from cold caches, and compares
+    the policies.
     """
     from simulator.cli.demo import run_demo
 

@@ -3,7 +3,8 @@
 this process     eight stand-in engines, the client that replays the trace
 child processes  nats-server, `kvroute relay` for all eight, `kvroute serve`
 
-Its last part, chats through a gateway, has engines, relays, router and gateway in this process.
+In its last part, chats through a gateway, engines, router and gateway run in this process, and
+their relays in a child process of the router.
 """
 
 import sys
@@ -37,8 +38,11 @@ from simulator.traffic.trace import TraceRequest
 async def run_demo(
     policies: Sequence[str], speed: float | None, json_file: Path | None, verbose: bool
 ) -> int:
-    """Runs the trace once for each policy and shows the table, then sends chats through a gateway;
-    returns the exit code."""
+    """Replays the trace once for each policy, prints a table, then sends chats through a gateway.
+
+    speed: engine seconds in a wall second; None: demo.SPEED. json_file: file for the table's
+    numbers. Returns the exit code, 1 if a request failed. Raises UsageError for an unknown policy.
+    """
     if unknown := [name for name in policies if name not in POLICIES]:
         raise click.UsageError(f"unknown policy {unknown[0]!r}; there are {', '.join(POLICIES)}")
     console = Console(stderr=False)
@@ -75,7 +79,7 @@ async def run_demo(
 
 
 class ClientRouting:
-    """The demo's client, with every pick and report over gRPC."""
+    """The demo's client of the router: each pick and each report is a gRPC call."""
 
     def __init__(self, client: KvRouteClient) -> None:
         self._client = client
@@ -91,14 +95,15 @@ class ClientRouting:
     async def report(self, progress: Progress) -> None:
         (outcome,) = await self._client.report(progress)
         if outcome.result != ProgressResult.PROGRESS_RESULT_APPLIED:
-            raise RuntimeError(f"a report was not applied: {outcome}")
+            raise RuntimeError(f"the router did not apply a report: {outcome}")
 
 
 @asynccontextmanager
 async def _stage(
     policy: str, speed: float, verbose: bool
 ) -> AsyncIterator[tuple[ScaledClock, Sequence[StandIn], ClientRouting]]:
-    """Starts engines, broker, relays and router; ends them all at the end."""
+    """Runs NATS, engines, relays and a router within the block; yields the engines' clock, the
+    engines, and the client of the router."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvroute-demo-")))
         nats = NatsChild()
@@ -132,7 +137,8 @@ async def _stage(
 async def _kvroute(
     command: str, config: Mapping[str, object], folder: Path, verbose: bool
 ) -> AsyncIterator[None]:
-    """A kvroute process; prints its log to stderr if it ended by itself."""
+    """Runs `kvroute COMMAND` with this configuration as a child process within the block. If the
+    block fails after the child has ended by itself, prints the child's log to stderr."""
     file = folder / f"{command}.yaml"
     file.write_text(yaml.safe_dump(msgspec.to_builtins(config)), encoding="utf-8")
     logfile = folder / f"{command}.log"

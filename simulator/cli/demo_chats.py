@@ -25,10 +25,10 @@ from simulator.schedulers.options import scheduler_config
 
 ENGINES = 3
 SLOTS = 2
-"""Requests that an engine runs at once: few, so that a burst fills one."""
+"""Requests that an engine runs at once: few, so that a burst of requests fills an engine."""
 ANSWER_TOKENS = 100
 BURST_TOKENS = 500
-"""Tokens of answers that are to be under way at the same time: 5 s."""
+"""Tokens of each answer of the burst: 5 s long, so that all are under way at the same time."""
 _RULES = (
     "Answer in the language of the question. Name your sources. Ask back if a question has several"
     " meanings. Keep to the facts that are in the manual below, and say so if it has none. Never"
@@ -63,7 +63,7 @@ class Talk:
 
 
 async def show_chats(console: Console) -> bool:
-    """Sends chats one after the other, then several at once; whether all were answered."""
+    """Sends chats one after the other, then several at once; returns whether all were answered."""
     async with _stage() as (client, http, base):
         console.print(
             f"\nThe same in plain text: chats as any client of OpenAI's API sends them, to {base},"
@@ -96,7 +96,7 @@ async def show_chats(console: Console) -> bool:
 
 
 class _Chats:
-    """Chats under way, and the sums of their usage."""
+    """Sends chats to the gateway, and sums up the usage of their answers in tokens."""
 
     def __init__(
         self, console: Console, client: KvRouteClient, http: aiohttp.ClientSession, base: str
@@ -109,7 +109,8 @@ class _Chats:
         self._open: list[asyncio.Task[None]] = []
 
     async def send(self, talk: Talk, question: str, tokens: int = ANSWER_TOKENS) -> None:
-        """Sends a turn, and shows where it went when its first token is there."""
+        """Sends a chat's next question; once the answer begins, prints the worker and why it was
+        picked. tokens: longest answer."""
         body = talk.body(question, tokens)
         explanation = await self._client.explain(chat_completion_body=body)
         response = await self._http.post(f"{self._base}/chat/completions", json=body)
@@ -125,7 +126,7 @@ class _Chats:
         self._open.append(asyncio.create_task(self._read(talk, response)))
 
     async def answered(self) -> None:
-        """Waits until all answers are there."""
+        """Waits until all answers have ended."""
         await asyncio.gather(*self._open)
         self._open.clear()
 
@@ -146,7 +147,8 @@ class _Chats:
 
 
 def reason(rows: Sequence[CandidateRow], picked: str) -> str:
-    """Why a worker was picked, from the rows of an explanation made just before."""
+    """A phrase that says why the worker with id `picked` was picked. rows: of an explanation of the
+    same prompt, made just before the pick."""
     of_picked = next((row for row in rows if row.worker_id == picked), CandidateRow())
     best = max(rows, key=lambda row: row.overlap_tokens.usable, default=CandidateRow())
     held, most = of_picked.overlap_tokens.usable, best.overlap_tokens.usable
@@ -160,7 +162,8 @@ def reason(rows: Sequence[CandidateRow], picked: str) -> str:
 
 @asynccontextmanager
 async def _stage() -> AsyncIterator[tuple[KvRouteClient, aiohttp.ClientSession, str]]:
-    """Engines, router and gateway; a client of the router, an HTTP client, the gateway's base."""
+    """Runs engines, a router and its gateway within the block; yields a client of the router, an
+    HTTP client, and the base URL of the gateway's API."""
     limits = aiohttp.ClientTimeout(total=60)
     with tempfile.TemporaryDirectory(prefix="kvroute-demo-") as folder:
         socket = Path(folder) / "router.sock"

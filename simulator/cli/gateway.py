@@ -25,15 +25,15 @@ from simulator.live.run import Engines, engines_table, show_commands, warn_of_st
 from simulator.live.stand_ins import StandIn
 
 READY_S = 60.0
-"""Seconds for a router and its workers to be ready."""
+"""Most seconds until a router and its workers are ready."""
 DRAIN_S = 2.0
-"""Seconds for open requests at Ctrl-C."""
+"""Most seconds that open requests go on after Ctrl-C."""
 ROUTER = "127.0.0.1:50051"
 _SYSTEM = (
     "You are one of several engines behind a router. The router knows the cache of every engine,"
     " and sends a prompt to the engine that has computed most of it already."
 )
-"""Long enough for two blocks of 64 one-byte tokens."""
+"""System message of the printed example, longer than two blocks of 64 one-byte tokens."""
 
 
 log = logging.getLogger("kvroute")
@@ -46,7 +46,7 @@ async def run_with_gateway(
 
     host: where the engines listen. listen, grpc_listen: host:port of the gateway and of the router;
     port 0: any free port. Raises ConfigError, OSError or zmq.ZMQError for an address that can't be
-    had.
+    bound.
     """
     with tempfile.TemporaryDirectory(prefix="kvroute-simulate-") as folder:
         socket = Path(folder) / "router.sock"
@@ -69,9 +69,13 @@ async def run_with_gateway(
 def gateway_config(
     engines: Sequence[StandIn], listen: str, grpc_listen: str, socket: Path
 ) -> ServeConfig:
-    """A router with its relays and its gateway. socket: a further address of the router."""
+    """The configuration of a router with a gateway, which runs a relay for each engine.
+
+    listen, grpc_listen: as for run_with_gateway. socket: unix socket on which the router also
+    takes gRPC calls.
+    """
     workers = [engine.relay_settings() for engine in engines]
-    # Of the relays' process, which logs as this one does.
+    # The relays' process logs as this one does.
     level: Literal["info", "error"] = "info" if log.isEnabledFor(logging.INFO) else "error"
     return ServeConfig(
         log=LogSettings(format="plain", level=level),
@@ -90,7 +94,7 @@ async def _ready(target: str, count: int) -> None:
 
 
 async def workers_ready(client: KvRouteClient, count: int) -> None:
-    """Waits for a router that may pick each of its workers; raises TimeoutError."""
+    """Returns once the router may pick `count` workers; raises TimeoutError after READY_S."""
     async with asyncio.timeout(READY_S):
         await client.wait_ready(READY_S)
         schedulable: dict[str, bool] = {}

@@ -1,4 +1,4 @@
-"""Options that several commands have, and how their texts are read."""
+"""Options that several commands of the simulator have, and parsers of the options' values."""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +27,7 @@ def as_rates(context: click.Context, option: click.Parameter, text: str) -> tupl
     except ValueError:
         raise click.BadParameter(f"{text!r}: expected numbers such as 1,3,6") from None
     if not all(0 < rate < inf for rate in rates):
-        raise click.BadParameter(f"{text!r}: every rate must be more than 0")
+        raise click.BadParameter(f"{text!r}: every rate must be more than 0, and finite")
     return tuple(dict.fromkeys(rates))
 
 
@@ -38,7 +38,7 @@ def as_s(context: click.Context, option: click.Parameter, ms: float | None) -> f
 def as_failures(
     context: click.Context, option: click.Parameter, texts: tuple[str, ...]
 ) -> list[tuple[int, float, float]]:
-    """(worker, second, seconds down) for each failure."""
+    """(worker's index, second at which it dies, seconds until it is back) of each --fail."""
     failures = []
     for text in texts:
         worker, _, when = text.partition("@")
@@ -65,14 +65,14 @@ def as_options(
 
 
 def as_output(context: click.Context, option: click.Parameter, file: Path | None) -> Path | None:
-    """Checks the output's folder at the start, not after half an hour of work."""
+    """Raises BadParameter, before any run, when the output file's folder doesn't exist."""
     if file is not None and not file.parent.is_dir():
         raise click.BadParameter(f"there is no folder {file.parent}")
     return file
 
 
 def write_json(file: Path, text: str) -> None:
-    """`-` is stdout. Raises OSError."""
+    """Writes a JSON text to a file, or to stdout for `-`. Raises OSError."""
     if file == STDOUT:
         click.echo(text)
     else:
@@ -80,7 +80,7 @@ def write_json(file: Path, text: str) -> None:
 
 
 def options(*parts: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """A decorator that adds options, and groups of them, in this order."""
+    """A decorator that adds options, and groups of options, to a command, in the order given."""
 
     def decorate(command: Command) -> Command:
         for part in reversed(parts):
@@ -110,25 +110,26 @@ traffic_options = options(
             help="Seconds over which requests with the same time stamp are spread. [the distance"
             " between the trace's time stamps]"),
     _option("--from", "from_s", type=NotNegative, default=0.0,
-            help="Second of the trace from which on requests are played; earlier ones are left"
-            " out."),
+            help="Second of the trace from which on requests are played; earlier requests are"
+            " left out."),
     _option("--until", "until_s", type=Positive, default=inf, show_default=False,
             help="Second of the trace from which on requests are left out."),
     _option("--warm-up", "warm_up_s", type=NotNegative, default=0.0,
             help="Seconds at the start of the trace whose requests are played but not counted in"
             " the results."),
     _option("--warm-up-requests", type=click.IntRange(min=0), default=0,
-            help="First requests of the trace that are played but not counted in the results."),
+            help="Number of requests at the start of the trace that are played but not counted in"
+            " the results."),
     _option("--tenants", type=click.IntRange(0, 10_000), default=0,
-            help="Number of tenants, of which each session, or each request without a session,"
-            " gets one by the seed. 0: the tenants of the trace."),
+            help="Number of tenants. Each session, or each request without a session, gets a tenant"
+            " at random, by --seed. 0: the tenants of the trace."),
     _option("--tenant-skew", type=click.FloatRange(0, 10), default=1.0,
             help="Exponent s of Zipf's law for --tenants: tenant-K sends a share of the requests"
             " in proportion to 1 / K^s; 0: all send the same share."),
     _option("--priority-of", default="trace", metavar="FORM",
-            help="Priorities of the requests, of which higher ones go first: trace (as in the"
-            " trace), random:LOW,HIGH:SHARE (SHARE of the requests have HIGH; more of both after"
-            " commas), or tenant:NAME=PRIORITY,..."),
+            help="Priorities of the requests; a higher priority goes first. FORM: trace (as in the"
+            " trace), random:LOW,HIGH:SHARE (a SHARE, 0 to 1, of the requests has HIGH, the others"
+            " LOW; further priorities and shares after commas), or tenant:NAME=PRIORITY,..."),
 )  # fmt: skip
 
 engine_options = options(
@@ -170,9 +171,10 @@ fleet_options = options(
             help="Milliseconds from the end of an engine's step until its events are in the"
             " routers' index."),
     _option("--event-jitter-ms", "event_jitter_s", type=NotNegative, callback=as_s, default=0.0,
-            help="Milliseconds by which the delay of an event message may be longer or shorter."),
+            help="Milliseconds by which the delay of an event message may be longer or shorter; at"
+            " most --event-delay-ms."),
     _option("--event-loss", type=Share, default=0.0,
-            help="Share (0 to 1) of the event messages that are lost."),
+            help="Share (0 to 0.9) of the event messages that are lost."),
     _option("--approximate-workers", type=click.IntRange(min=0), default=0,
             help="Number of workers that publish no events; routers predict these workers' blocks"
             " from their own picks."),
@@ -187,9 +189,9 @@ fleet_options = options(
     _option("--hosts-per-rack", type=Count, default=8,
             help="Number of hosts in a rack; all racks are in one cluster."),
     _option("--hot-prefixes", is_flag=True,
-            help="Copy prefixes that many requests share to further engines."),
+            help="Copy a prefix that many requests share into the caches of further engines."),
     _option("--fail", "failures", callback=as_failures, multiple=True,
             metavar="WORKER@S[+DOWN_S]",
-            help="This worker, counted from 0, dies at second S of the run and is back, empty,"
-                 " after DOWN_S, or 30. Repeatable."),
+            help="WORKER, counted from 0, dies at second S of the run, and is back with an empty"
+                 " cache DOWN_S seconds later (30 if left out). Repeatable."),
 )  # fmt: skip

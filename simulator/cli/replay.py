@@ -48,12 +48,13 @@ _options = options(
            help="Policy that scores each request for comparison, without any effect on picks."
            " Repeatable."),
     option("--slo-ttft-ms", "slo_ttft_s", type=Positive, callback=as_s,
-           help="Milliseconds within which a request's first token must come to count in goodput,"
-           " and ttft_slo_ms of requests without a target in the trace."),
+           help="Milliseconds within which the first token must come for a request to count in"
+           " goodput. Requests without such a target in the trace send this one to the router as"
+           " their ttft_slo_ms."),
     option("--slo-itl-ms", "slo_itl_s", type=Positive, callback=as_s,
-           help="Milliseconds that a request's mean time between tokens may take at most to count"
-           " in goodput. Requests without such a target in the trace send this one to the router as"
-           " their tpot_slo_ms."),
+           help="Most milliseconds between tokens, in the mean over a request, for the request to"
+           " count in goodput. Requests without such a target in the trace send this one to the"
+           " router as their tpot_slo_ms."),
     option("--csv", "csv_file", type=File, callback=as_output,
            help="CSV file that a row for each run is written to."),
     option("--html", "html_file", type=File, callback=as_output,
@@ -140,7 +141,8 @@ def replay(
 def _write_page(
     console: "Console", runs: "list[Comparison]", file: Path | None, *, opens: bool
 ) -> None:
-    """Raises OSError."""
+    """Writes the HTML page of the runs; file None: to a temporary file. opens: also shows the page
+    in a browser. Raises OSError."""
     import sys
     import tempfile
     import webbrowser
@@ -153,11 +155,11 @@ def _write_page(
     file.write_text(page(runs, _command(sys.argv[1:])), encoding="utf-8")
     console.print(f"written: {file}", highlight=False, soft_wrap=True)
     if opens and not webbrowser.open(file.resolve().as_uri()):
-        console.print("no browser is there to show it", highlight=False)
+        console.print("no browser can be started here: open the file yourself", highlight=False)
 
 
 def _command(words: list[str]) -> str:
-    """What repeats a run, without where its page was written."""
+    """The command line that repeats a run, without --html and --open. words: its arguments."""
     import shlex
 
     kept, words = ["kvroute"], list(words)

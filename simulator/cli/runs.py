@@ -42,7 +42,11 @@ def traffic_of(name: str, given: dict[str, Any], slo: "Slo | None" = None) -> "T
 def fleets_of(
     policy: str | None, compare: str, orders: str, workers: int, given: dict[str, Any]
 ) -> "list[RunOptions]":
-    """A fleet for each policy and order. Raises UsageError."""
+    """The options of a run for each policy and each order of the router's queue.
+
+    policy, compare, orders: values of --policy, --compare and --order. given: the command's other
+    options. Raises UsageError.
+    """
     first = fleet_of(policy, workers, given)
     more = _names(compare)
     more.pop(first.policy, None)
@@ -58,7 +62,7 @@ def fleets_of(
 
 
 def _names(text: str) -> dict[str, None]:
-    """Names with commas between them, each once."""
+    """The names in a text, which commas separate; each once, in their order."""
     return dict.fromkeys(filter(None, map(str.strip, text.split(","))))
 
 
@@ -66,13 +70,14 @@ _AS_GIVEN = (
     "ranks", "engine", "replicas", "event_delay_s", "event_jitter_s", "event_loss",
     "approximate_workers", "past_router_share", "engines_per_host", "hosts_per_rack",
 )  # fmt: skip
-"""Options that are fields of RunOptions."""
+"""Options of the commands that are fields of RunOptions under the same names."""
 
 
 def fleet_of(policy: str | None, workers: int, given: dict[str, Any]) -> "RunOptions":
-    """The options of all runs of a policy; `workers` is the smallest fleet that is run.
+    """The options of all runs of a policy.
 
-    policy: None: the configured policy. Raises UsageError for options that can't be run.
+    policy: None: the configured policy. workers: size of the smallest fleet that is run. given: the
+    command's other options. Raises UsageError for options that can't be run.
     """
     from router.config.reading import load
     from router.config.settings.configurations import ServeConfig
@@ -118,7 +123,8 @@ def _yaml(key: str, text: str) -> object:
 
 
 def _check_fits(workers: int, given: dict[str, Any]) -> None:
-    """Raises UsageError for options that don't go together, with their names as flags."""
+    """Raises UsageError, with the flag's name, for options that need a fleet of more workers, and
+    for a jitter above the delay."""
     needed = [("--fail", worker + 1) for worker, _, _ in given["failures"]]
     needed.append(("--approximate-workers", given["approximate_workers"]))
     if given["prefill_workers"] is not None:
@@ -127,11 +133,12 @@ def _check_fits(workers: int, given: dict[str, Any]) -> None:
         if count > workers:
             raise click.UsageError(f"{option}: needs a fleet of {count} workers, not {workers}")
     if given["event_jitter_s"] > given["event_delay_s"]:
-        raise click.UsageError("--event-jitter-ms: more than --event-delay-ms")
+        raise click.UsageError("--event-jitter-ms: must be at most --event-delay-ms")
 
 
 def scheduler_of(given: dict[str, Any], *, ranks: int = 1, joined_steps_max: int = 1) -> Any:
-    """One engine's limits and prices. Raises ValueError."""
+    """The configuration of each engine's scheduler. given: the command's options. joined_steps_max:
+    see SchedulerConfig. Raises ValueError for options that don't go together."""
     from simulator.engines.profile import load_profile
     from simulator.schedulers import SCHEDULERS
     from simulator.schedulers.options import scheduler_config
@@ -155,7 +162,7 @@ def scheduler_of(given: dict[str, Any], *, ranks: int = 1, joined_steps_max: int
 
 
 _JOINED_STEPS = 10_000
-"""The most consecutive decode steps without a decision between them that are joined."""
+"""Most consecutive decode steps that a run computes as one, where no decision is between them."""
 
 
 def about(traffic: "Traffic") -> str:

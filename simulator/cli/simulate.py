@@ -26,7 +26,8 @@ Port = click.IntRange(0, 65535)
 
 
 def _as_address(context: click.Context, option: click.Parameter, text: str) -> str:
-    """An IP address, as a name may be several."""
+    """The option's value as an IP address. Raises BadParameter for a host name, which may stand for
+    several addresses."""
     try:
         return str(ipaddress.ip_address("127.0.0.1" if text == "localhost" else text))
     except ValueError:
@@ -88,7 +89,7 @@ def simulate(
     """Run engines without GPUs, until Ctrl-C.
 
     They answer as vLLM or SGLang does over HTTP (completions, chats, metrics, tokenize), publish
-    real KV events over ZMQ and replay them, take the time of the profile, and generate random
+    real KV events over ZMQ and replay them, take as long as the profile says, and generate random
     answers. A token is a byte. For trying kvroute, and for tests.
 
     With --gateway the whole of kvroute runs in front of them: point a client of OpenAI's API, or of
@@ -138,19 +139,23 @@ def simulate(
 
 
 def _halves(count: int | None, prefill: int, decode: int) -> "list[Half | None]":
-    """What each engine serves; None: whole requests. Raises UsageError for no engine."""
+    """The half of a request that each engine serves; None: whole requests. Raises UsageError if the
+    three numbers of engines add up to none."""
     if count is None:
         count = 0 if prefill or decode else 2
     halves: list[Half | None] = [None for _ in range(count)]
     halves += ["prefill" for _ in range(prefill)]
     halves += ["decode" for _ in range(decode)]
     if not halves:
-        raise click.UsageError("there is no engine to run")
+        raise click.UsageError(
+            "there is no engine to run: give --engines, or --prefill and --decode"
+        )
     return halves
 
 
 def _engine_of_pairs(engine: str) -> str:
-    """One whose halves can meet here: SGLang. Raises UsageError for another one."""
+    """The engine to simulate with --prefill and --decode: of the simulated engines only SGLang has
+    the two halves. Raises UsageError if --engine was given and names another engine."""
     from events.engines.engine import HandOver
     from simulator.schedulers import SCHEDULERS
 
@@ -165,8 +170,8 @@ def _engine_of_pairs(engine: str) -> str:
 def _schedulers(
     halves: "Sequence[Half | None]", given: dict[str, Any]
 ) -> "Iterator[tuple[int, Half | None, SchedulerConfig]]":
-    """Number among those that serve the same, what it serves, and limits of each engine. Raises
-    ValueError."""
+    """Yields for each engine: its number among the engines of the same half, its half (None: whole
+    requests), and its scheduler's configuration. Raises ValueError."""
     scheduler = scheduler_of(given)
     # A seed for each engine: engines of a fleet, also those of other processes, have different
     # hashes of the same block.

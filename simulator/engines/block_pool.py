@@ -33,7 +33,7 @@ BlockId = int
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A chain of blocks got content, after `parent` if there is one."""
+    """Event: a chain of blocks got content, after the block `parent` (a hash; None: the root)."""
 
     hashes: tuple[int, ...]
     parent: int | None
@@ -50,7 +50,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """One physical copy of each of these blocks was evicted, in this order."""
+    """Event: one physical copy of each of these blocks was evicted, in this order."""
 
     hashes: tuple[int, ...]
     tier: Tier = Tier.DEVICE
@@ -59,7 +59,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The cache was reset: all tiers are empty."""
+    """Event: the cache was reset, so that all tiers are empty."""
 
     dp_rank: int = 0
 
@@ -76,7 +76,7 @@ class BlockPool:
         self.block_count = block_count
         self.block_size = block_size
         self._users = [0] * block_count
-        """block -> requests that use it"""
+        """block -> number of requests that use it"""
         self._content: list[int | None] = [None] * block_count
         """block -> hash of its content"""
         self._block_of: dict[int, BlockId] = {}
@@ -113,7 +113,7 @@ class BlockPool:
         return self._block_of.keys()
 
     def copies(self, block_hash: int) -> int:
-        """Physical copies of a content."""
+        """Number of physical copies of the content with this hash."""
         return (block_hash in self._block_of) + len(self._further.get(block_hash, ()))
 
     def find_prefix(self, hashes: Sequence[int], token_count: int) -> list[BlockId]:
@@ -132,7 +132,7 @@ class BlockPool:
         return prefix
 
     def fits(self, reused: Collection[BlockId], new_count: int) -> bool:
-        """Whether `new_count` blocks are left once the `reused` blocks are out of the queue."""
+        """Whether `new_count` blocks without user are left once the `reused` blocks have a user."""
         users = self._users
         return new_count <= len(self._idle) - sum(not users[block] for block in reused)
 
@@ -167,11 +167,14 @@ class BlockPool:
         return fresh
 
     def store(self, blocks: Sequence[BlockId], stored: Stored) -> None:
-        """Gives `blocks` their content, in the order of `stored.hashes`, and adds the event."""
+        """Gives `blocks` their content, in the order of `stored.hashes`, and adds the event.
+
+        Raises ValueError for a block with content, or without user.
+        """
         users, content, block_of = self._users, self._content, self._block_of
         for block, block_hash in zip(blocks, stored.hashes, strict=True):
             if content[block] is not None or not users[block]:
-                raise ValueError(f"block {block} has content already, or no user")
+                raise ValueError(f"block {block} to store has content already, or no user")
             content[block] = block_hash
             if block_hash in block_of:
                 self._further.setdefault(block_hash, []).append(block)
@@ -182,14 +185,15 @@ class BlockPool:
     def release(self, blocks: Sequence[BlockId]) -> None:
         """Drops a user of each of a sequence's blocks, given from the root on.
 
-        Tails join the queue before roots, so that a chain is evicted from its end. Blocks without
-        content, such as a partly filled last block, go to the front: taking them evicts nothing.
+        Tails join the eviction queue before roots, so that a chain is evicted from its end. Blocks
+        without content, such as a partly filled last block, go to the front: taking them evicts
+        nothing. Raises ValueError for a block without user.
         """
         users, content, idle = self._users, self._content, self._idle
         for block in reversed(blocks):
             left = users[block] - 1
             if left < 0:
-                raise ValueError(f"block {block} has no user")
+                raise ValueError(f"block {block} can't be released: it has no user")
             users[block] = left
             if not left:
                 idle[block] = None
@@ -207,7 +211,8 @@ class BlockPool:
         return True
 
     def add_event(self, event: PoolEvent) -> None:
-        """Adds another tier's event, so that all tiers share an order of events."""
+        """Adds an event of another tier, such as the host cache: the events of all tiers have one
+        order."""
         self._events.append(event)
 
     def take_events(self) -> list[PoolEvent]:
@@ -216,7 +221,7 @@ class BlockPool:
         return events
 
     def _forget_copy(self, block_hash: int, block: BlockId) -> None:
-        """Forgets a copy of a content that has several."""
+        """Forgets that `block` is a copy of the content `block_hash`, which has several copies."""
         others = self._further[block_hash]
         if self._block_of[block_hash] == block:
             self._block_of[block_hash] = others.pop(0)

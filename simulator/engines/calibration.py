@@ -5,8 +5,9 @@
     calibration.cost, calibration.error_mean      # prices, and their mean error
 
 The fit is least squares over *relative* errors, since steps last from a few milliseconds to seconds
-and all should be right. No price is negative, since no work saves time. With five prices the fit is
-exact: for each of the 31 sets of nonzero prices, plain least squares yields the best prices.
+and short steps count as much as long ones. No price is negative, since no work saves time. With
+five prices the fit is exact: for each of the 31 sets of nonzero prices, plain least squares yields
+the best prices.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,11 +30,11 @@ PRICES = ("base_s", "sequence_s", "context_token_s", "prefill_token_s", "pair_s"
 
 
 class CalibrationError(ValueError):
-    """Measurements that determine no cost model; a sentence that says what is missing."""
+    """The measurements determine no cost model; the message says what is missing."""
 
 
 class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A step: its work, and its duration."""
+    """One measured step of an engine: its amounts of work, and its duration in seconds."""
 
     seconds: Annotated[float, Meta(gt=0, le=1e6)]
     prefill_tokens: Annotated[int, Meta(ge=0)] = 0
@@ -45,19 +46,19 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tokens that the decoding requests attend to, summed."""
 
     def work(self) -> tuple[float, ...]:
-        """Amounts by which the prices are multiplied."""
+        """The amounts of work by which the prices are multiplied, in the order of PRICES."""
         return 1.0, self.sequences, self.context_tokens, self.prefill_tokens, self.pairs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calibration:
-    """Prices, and how well they reproduce the measurements."""
+    """The fitted prices of a step's work, and their errors for the measurements."""
 
     cost: LinearCost
     relative_errors: _Floats
     """(predicted - measured) / measured, one for each measurement."""
     free: tuple[str, ...]
-    """Prices that came out as zero: the measurements show no such cost."""
+    """Names of the prices that came out as zero: the measurements show no such cost."""
 
     @property
     def error_mean(self) -> float:
@@ -95,7 +96,7 @@ def calibrate(measurements: Sequence[Measurement]) -> Calibration:
         )
     for i, name in enumerate(PRICES):
         if not work[:, i].any():
-            raise CalibrationError(f"no measurement has work that {name} is the price of")
+            raise CalibrationError(f"no measurement has any of the work whose price is {name}")
     scale = work.max(axis=0)  # amounts differ by ten orders of magnitude: one pair, 1e9 pairs
     relative = work / scale / seconds[:, None]
     if np.linalg.matrix_rank(relative) < len(PRICES):
@@ -112,7 +113,7 @@ def calibrate(measurements: Sequence[Measurement]) -> Calibration:
 
 
 def read_measurements(lines: Iterable[str]) -> list[Measurement]:
-    """One JSON object a line, with Measurement's keys; blank lines are skipped.
+    """Reads measurements: a JSON object a line, with Measurement's keys; skips blank lines.
 
     Raises CalibrationError, with the line's number.
     """

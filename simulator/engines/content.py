@@ -1,7 +1,7 @@
-"""The content of sequences, as caches see it. Pure.
+"""The content of sequences (prompt and answer), as caches see it. Pure.
 
-A chain is named block by block: equal names mean equal text from the beginning on. Live engines
-have tokens; virtual runs have names alone, since no client reads their text.
+Each block of a sequence has a name: equal names mean equal text from the beginning on. Live engines
+make the names of token ids; virtual runs have names alone, since no client reads their text.
 """
 
 from collections.abc import Callable
@@ -23,18 +23,19 @@ _names = count()
 
 
 def random_tokens(key: int, count: int) -> TokenArray:
-    """Token ids, the same for the same key."""
+    """Random token ids below VOCABULARY, the same for the same key; shape (count,)."""
     words = np.random.Philox(key=key).random_raw(count)
     return (words % np.uint64(VOCABULARY)).astype(np.uint32)
 
 
 def greedy_answer(prompt: TokenArray, max_tokens: int, lora_name: str) -> TokenArray:
-    """An answer that depends on the prompt only, as with greedy sampling on any engine."""
+    """An answer that depends on prompt and LoRA only, as with greedy sampling on any engine."""
     return random_tokens(xxh3_64_intdigest(prompt.tobytes() + lora_name.encode()), max_tokens)
 
 
 class TokenContent:
-    """Token ids, and the engine's hashes of them: a chain over parent, tokens, LoRA and salt."""
+    """A sequence's token ids, and the engine's hash of each block: over the hash of the block
+    before, the block's tokens, the LoRA and the cache salt."""
 
     def __init__(
         self,
@@ -92,14 +93,14 @@ class TokenContent:
 
 
 class ChainContent:
-    """Given names of a prompt's blocks, and new names for the blocks of its answer.
+    """A sequence without tokens: given names of the prompt's blocks, new names for the answer's.
 
-    No two requests share an answer: its blocks, and a last block that prompt and answer share, get
-    names that depend on the request alone.
+    No two requests share an answer: its blocks, and a block that holds the prompt's end and the
+    answer's beginning, get names that depend on the request alone.
     """
 
     def __init__(self, prompt_hashes: list[int], request_id: str) -> None:
-        """prompt_hashes: chained, one for each full block of the prompt."""
+        """prompt_hashes: a name for each full block of the prompt and all text before it."""
         self._hashes = list(prompt_hashes)
         self._own = xxh3_64_intdigest(request_id.encode())
 
@@ -117,7 +118,7 @@ class ChainContent:
 
 
 class About(TypedDict, total=False):
-    """What a request of token ids may say beside them; the fields of Submission, and the salt."""
+    """Optional fields of a request of token ids: those of Submission, and the cache salt."""
 
     cache_salt: str
     lora_name: str
@@ -132,7 +133,10 @@ def token_submission(
     answer: Answer = greedy_answer,
     **about: Unpack[About],
 ) -> tuple[Submission, TokenContent]:
-    """A request of token ids, and its content, from which a live engine takes its answer."""
+    """The submission of a prompt of token ids, and its content, with the answer's tokens.
+
+    answer: makes the answer. about: see About.
+    """
     lora_name, session_id = about.get("lora_name", ""), about.get("session_id")
     content = TokenContent(
         np.concatenate([prompt, answer(prompt, max(max_tokens, 0), lora_name)]),

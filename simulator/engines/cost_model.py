@@ -2,14 +2,14 @@
 
 Two models of a step share an interface:
 
-- `LinearCost`: linear in the work of a step. Attention makes a prompt quadratic by its number of
-  pairs, which is the same whole or in chunks. Its prices come from a roofline
+- `LinearCost`: linear in the work of a step. Attention is priced by pairs of query and key; their
+  number is quadratic in a prompt's length, and the same whole or in chunks. Prices: from a roofline
   (simulator/engines/profile.py) or from measurements (simulator/engines/calibration.py).
 - `PolynomialCost`: quadratic in a step's prompt tokens, and in the share of the cache that decoding
   requests attend to, like NVIDIA Dynamo's mock engine.
 
 Laws:
-- a run of k decode steps costs as much as its k steps alone;
+- a run of k decode steps takes as long as its k steps one by one;
 - more work never takes less time.
 """
 
@@ -42,7 +42,7 @@ Chunks = Sequence[PrefillChunk]
 
 
 class Distance(IntEnum):
-    """Distance of two engines: the smallest unit that they share."""
+    """Distance of two engines: the smallest unit (host, rack, cluster) that both are in."""
 
     HOST = 0
     RACK = 1
@@ -74,31 +74,34 @@ class KvTransfer:
 
 
 class NoLink(LookupError):
-    """The model has no link for this transfer: a mistake in the profile or in the options."""
+    """The cost model has no link for a transfer: a mistake in the profile or in the options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel(ABC):
-    """Times of an engine, in seconds."""
+    """Interface: durations of an engine's steps and of transfers of KV cache, in seconds."""
 
     kv: KvTransfer | None = None
-    """None: this model doesn't move KV cache."""
+    """Size of a token's KV cache, and links for it; None: this cost model has no transfers."""
 
     @abstractmethod
     def step_s(self, prefill: Chunks, decodes: int = 0, context_tokens: float = 0) -> float:
-        """Duration of one step.
+        """Duration of one step, in seconds.
 
-        decodes: requests that decode. context_tokens: those that they attend to, summed over them.
+        prefill: chunks of prompts. decodes: number of requests that decode. context_tokens: tokens
+        that these requests attend to, summed over them.
         """
 
     @abstractmethod
     def run_s(self, steps: int, decodes: int, context_tokens: float) -> float:
-        """Duration of consecutive decode steps. `context_tokens` are those of the first
-        step; each step makes every sequence a token longer. No step: 0. (Inverse:
-        simulator/engines/decode_run.py.)"""
+        """Duration of `steps` consecutive decode steps, in seconds; 0 for no step.
+
+        decodes, context_tokens: as for step_s, of the first step; each step makes every sequence a
+        token longer. Inverse: simulator/engines/decode_run.py.
+        """
 
     def load_s(self, tokens: int, tier: Tier) -> float:
-        """Time to load the KV cache of `tokens` from a tier to the device; from the device: 0.
+        """Seconds to load the KV cache of `tokens` from a tier to the device; from the device: 0.
 
         Raises NoLink.
         """
@@ -107,15 +110,17 @@ class CostModel(ABC):
         kv = self._kv()
         link = kv.tiers.get(tier)
         if link is None:
-            raise NoLink(f"no link from tier {tier.name.lower()} to the device")
+            raise NoLink(f"the cost model has no link from tier {tier.name.lower()} to the device")
         return link.seconds(tokens * kv.bytes_per_token)
 
     def transfer_s(self, tokens: int, distance: Distance) -> float:
-        """Time to copy the KV cache of `tokens` from one engine to another. Raises NoLink."""
+        """Seconds to copy the KV cache of `tokens` from one engine to another. Raises NoLink."""
         kv = self._kv()
         link = kv.distances.get(distance)
         if link is None:
-            raise NoLink(f"no link between engines of the same {distance.name.lower()}")
+            raise NoLink(
+                f"the cost model has no link between engines of the same {distance.name.lower()}"
+            )
         return link.seconds(tokens * kv.bytes_per_token)
 
     def _kv(self) -> KvTransfer:
@@ -169,21 +174,21 @@ class LinearCost(CostModel):
 
 @dataclass(frozen=True, slots=True)
 class PolynomialCost(CostModel):
-    """A prefill part when the step has prompt tokens, and a decode part when it has decodes:
+    """A prefill part, if a step has prompt tokens, plus a decode part, if some requests decode:
 
         prefill_s = p0 + p1 * prefill_tokens + p2 * prefill_tokens ** 2
         decode_s  = d0 + d1 * share + d2 * share ** 2
         share     = min(1, context_tokens / capacity_tokens)
 
-    Tokens that the request computed before a chunk cost nothing, so chunks make a long prompt
-    cheaper.
+    p0 to p2 and d0 to d2 are coefficients in seconds. Tokens that the request computed before a
+    chunk cost nothing, so chunks make a long prompt cheaper.
     """
 
     prefill_s: tuple[float, float, float]
     """p0 to p2, in seconds."""
     decode_s: tuple[float, float, float]
-    """d0 to d2, in seconds. Must not fall between 0 and 1, else a longer context takes less time.
-    """
+    """d0 to d2, in seconds. The polynomial must not fall from share 0 to share 1, else a longer
+    context takes less time."""
     capacity_tokens: int
     """Tokens that the KV cache holds."""
 
@@ -218,7 +223,7 @@ class PolynomialCost(CostModel):
 
 @dataclass(frozen=True, slots=True)
 class SlowedCost(CostModel):
-    """Another model's times, each `factor` times as long; transfers of KV cache take as long."""
+    """Another cost model's steps, each `factor` times as long, without transfers of KV cache."""
 
     cost: CostModel
     factor: float

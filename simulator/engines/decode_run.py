@@ -13,7 +13,7 @@ from simulator.engines.cost_model import CostModel
 
 @dataclass(frozen=True, slots=True)
 class DecodeRun:
-    """The prices of a run of steps; the caller keeps its length."""
+    """Times of the steps of a run that begins at start_s; the caller knows the number of steps."""
 
     cost: CostModel
     start_s: float
@@ -22,7 +22,7 @@ class DecodeRun:
     """Tokens that the first step attends to, summed over the sequences."""
 
     def end_s(self, steps: int) -> float:
-        """When the first `steps` steps have ended."""
+        """Time at which the first `steps` steps have ended, in seconds."""
         return self.start_s + self.cost.run_s(steps, self.sequences, self.context_tokens)
 
     def ended(self, now_s: float, steps_max: int) -> int:

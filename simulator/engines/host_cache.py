@@ -1,9 +1,10 @@
 """The host tier of an engine: blocks that were computed on the device, kept in the host's memory.
 
-Modelled on vLLM's OffloadingConnector. A block is copied when it is full, whatever happens to the
-device's copy. The longest unused block is evicted when room is needed, except for blocks that are
-being loaded and blocks of the same offer. When that leaves too little room, nothing of the offer is
-kept. A request that ends makes its blocks the last used, tails before roots. Pure.
+Modelled on vLLM's OffloadingConnector. The scheduler *offers* each request's blocks once they are
+full; the cache copies them, whatever happens to the device's copies. The longest unused block is
+evicted when room is needed, except for blocks that are being loaded and blocks of the same offer.
+When that leaves too little room, nothing of the offer is kept. A request that ends makes its blocks
+the last used, tails before roots. Pure.
 
 Copies to the host take no time beyond the step that fills the blocks; only loads cost time
 (cost_model.py).
@@ -22,13 +23,13 @@ from simulator.engines.block_pool import PoolEvent, Removed, Stored
 
 
 class HostCache:
-    """A fixed number of blocks, looked up by content hash, one copy of each."""
+    """The host tier: a fixed number of blocks, looked up by content hash, one copy of each."""
 
     def __init__(self, block_count: int, add_event: Callable[[PoolEvent], None]) -> None:
         self.block_count = block_count
         self._add_event = add_event
         self._blocks: OrderedDict[int, int] = OrderedDict()
-        """hash -> its present loads, in the order of eviction"""
+        """hash -> number of loads of the block that are going on; in the order of eviction"""
         self._fresh: set[int] = set()
         """Blocks offered since the last `settle`: still being copied, so not evictable."""
 
@@ -41,7 +42,7 @@ class HostCache:
         return self._blocks.keys()
 
     def run_length(self, hashes: Sequence[int], first: int, last: int) -> int:
-        """How many consecutive blocks from `first` to before `last` are here."""
+        """How many consecutive blocks from place `first` to before `last` are in the cache."""
         at = first
         while at < last and hashes[at] in self._blocks:
             at += 1
@@ -54,11 +55,12 @@ class HostCache:
         stored: Callable[[int, int], Stored],
         seen: set[int],
     ) -> bool:
-        """Keeps the missing blocks from `first` to the end; False, and nothing changed, when they
-        don't fit.
+        """Copies the blocks of `hashes` from place `first` on that the cache lacks; False, and none
+        is copied, when they don't fit.
 
-        stored: makes the event of blocks i to j. seen: gets the places of the blocks that the end
-        of the request makes the last used, without blocks that other requests are copying.
+        stored(i, j): makes the event of the blocks at places i to j - 1. seen: gets the places of
+        the offered blocks, which the end of the request makes the last used; blocks that another
+        request is copying are left out.
         """
         places = range(first, len(hashes))
         missing = [i for i in places if hashes[i] not in self._blocks]
@@ -88,16 +90,16 @@ class HostCache:
             self._blocks[block_hash] += 1
 
     def end_load(self, hashes: Iterable[int]) -> None:
-        """Ends the protection by a load."""
+        """Ends the protection of these blocks by `begin_load`."""
         for block_hash in hashes:
             self._blocks[block_hash] -= 1
 
     def settle(self) -> None:
-        """Ends all copies."""
+        """Ends the copying of the offered blocks, which can be evicted from now on."""
         self._fresh.clear()
 
     def clear(self) -> None:
-        """Forgets everything. The reset of the device adds the event."""
+        """Forgets all blocks, without an event: the device's reset adds an event for all tiers."""
         self._blocks.clear()
         self._fresh.clear()
 
@@ -121,7 +123,7 @@ class HostCache:
 
 
 def _runs(places: list[int]) -> list[tuple[int, int]]:
-    """[1, 2, 5] -> [(1, 3), (5, 6)]"""
+    """Runs of consecutive places as (first, end): [1, 2, 5] -> [(1, 3), (5, 6)]."""
     runs: list[tuple[int, int]] = []
     for at in places:
         if runs and runs[-1][1] == at:

@@ -3,8 +3,8 @@
     profile = load_profile("llama-8b-h100")      # a name in simulator/engines/profiles, or a path
     cost = profile.cost_model()
 
-Every section names the source of its numbers; a section without a source is refused. So is an
-unknown key, since a misspelt price would be 0.
+Every section names the source of its numbers; a section without a source is refused. An unknown
+key is refused as well, since a misspelt price would be 0.
 """
 
 from functools import cache
@@ -37,7 +37,7 @@ Text = Annotated[str, Meta(min_length=1)]
 
 
 class ProfileError(ValueError):
-    """A mistake in a profile, or an unknown name: a sentence with the key."""
+    """A mistake in a profile, with its key, or an unknown name of a profile."""
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +45,7 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Model(_Section, frozen=True):
-    """A dense transformer, as far as its arithmetic goes."""
+    """A dense transformer: the sizes from which its arithmetic is computed."""
 
     source: Text
     parameters_billions: Positive
@@ -61,18 +61,19 @@ class Hardware(_Section, frozen=True):
     source: Text
     gpus: Count
     tflops: Positive
-    """Dense, in the model's precision; 1e12 operations a second."""
+    """Dense arithmetic in the model's precision, in 1e12 operations a second."""
     memory_gb_per_s: Positive
 
 
 class Efficiency(_Section, frozen=True):
-    """Reached shares of the data sheet, and a step's costs beside arithmetic and memory."""
+    """Shares of the data sheet's speeds that an engine reaches, and what a step costs beside
+    arithmetic and memory traffic."""
 
     source: Text
     flops: Share
     memory: Share
     parallel: Share
-    """Share of both that is left when several GPUs work together."""
+    """Share of `flops` and of `memory` that is left when several GPUs work together."""
     step_ms: Amount
     sequence_us: Amount
 
@@ -106,7 +107,7 @@ class Roofline(_Section, frozen=True, tag="roofline", tag_field="kind"):
 
 
 class Linear(_Section, frozen=True, tag="linear", tag_field="kind"):
-    """Measured prices; simulator/engines/calibration.py writes such a section."""
+    """Measured prices of a step's work; simulator/engines/calibration.py writes such a section."""
 
     source: Text
     base_ms: Amount
@@ -127,7 +128,7 @@ class Linear(_Section, frozen=True, tag="linear", tag_field="kind"):
 
 
 class Polynomial(_Section, frozen=True, tag="polynomial", tag_field="kind"):
-    """Coefficients of 1, x, x ** 2, giving milliseconds."""
+    """Duration of a step as polynomials: coefficients of 1, x and x ** 2, in milliseconds."""
 
     source: Text
     prefill_ms: tuple[Amount, Amount, Amount]
@@ -138,7 +139,10 @@ class Polynomial(_Section, frozen=True, tag="polynomial", tag_field="kind"):
     def __post_init__(self) -> None:
         _, linear, square = self.decode_ms
         if linear + 2 * square < 0:
-            raise ValueError("decode_ms falls before x = 1: a longer context would take less time")
+            raise ValueError(
+                "decode_ms falls before x = 1 (linear + 2 * square < 0): a longer context would"
+                " take less time"
+            )
 
     def cost_model(self, kv: KvTransfer, capacity_tokens: int) -> PolynomialCost:
         p0, p1, p2 = self.prefill_ms
@@ -224,7 +228,8 @@ class Profile(_Section, frozen=True):
     engine: EngineDefaults
 
     def cost_model(self, capacity_tokens: int | None = None) -> CostModel:
-        """capacity_tokens: of the KV cache; None: the profile's own. Only shares need it."""
+        """The cost model of the engine. capacity_tokens: tokens that the KV cache holds, which only
+        a polynomial step needs; None: the profile's own number."""
         kv = self.kv.transfer()
         if isinstance(self.step, Polynomial):
             return self.step.cost_model(kv, capacity_tokens or self.engine.capacity_tokens)
@@ -232,7 +237,7 @@ class Profile(_Section, frozen=True):
 
 
 def profile_names() -> list[str]:
-    """The profiles that ship with the project."""
+    """Names of the profiles that ship with the project."""
     return sorted(file.stem for file in PROFILES.glob("*.yaml"))
 
 
@@ -256,7 +261,7 @@ def load_profile(name_or_path: str) -> Profile:
 
 
 def parse_profile(text: str, where: str) -> Profile:
-    """A profile from its YAML. where: what errors call it. Raises ProfileError."""
+    """A profile from its YAML. where: name of the text in errors. Raises ProfileError."""
     try:
         return msgspec.convert(yaml.safe_load(text), Profile)
     except yaml.YAMLError as error:

@@ -19,7 +19,7 @@ Since names are chained, two runs that agree at a place agree at all places befo
 compared by its last page alone, and a bisection yields the place where two runs part.
 
 Source: sgl-project/sglang python/sglang/srt/mem_cache/radix_cache.py, releases 0.5.7 and 0.5.23.
-Held against a recording of 0.5.23 in tests/simulator/schedulers/test_sglang_recording.py.
+Checked against a recording of 0.5.23 in tests/simulator/schedulers/test_sglang_recording.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ from simulator.engines.scheduler import Content
 
 
 class RadixNode:
-    """A run of pages after its parent's.
+    """A node of the tree: a run of pages, which follow the pages of its parent.
 
     Law: lock_count of a node >= that of each of its children, since a lock covers the whole path.
     """
@@ -44,11 +44,11 @@ class RadixNode:
         self.hashes = hashes
         self.parent = parent
         self.children: dict[int, RadixNode] = {}
-        """first page -> node"""
+        """first page of a child -> the child"""
         self.lock_count = 0
         self.last_use = last_use
         self.offered = False
-        """Whether the eviction queue has an entry for it."""
+        """Whether the eviction queue has an entry for the node."""
 
     @override
     def __repr__(self) -> str:
@@ -64,14 +64,14 @@ class RadixCache:
         self.evictable = 0
         self.protected = 0
         self.root = RadixNode([], None, 0)
-        """Has no pages, is never locked, split or evicted."""
+        """The root, which has no pages and is never locked, split or evicted."""
         self._uses = 0
         """Lookups, insertions and new nodes so far: the clock of last uses."""
         self._queue: list[tuple[int, int, RadixNode]] = []
         """(last use when offered, serial number, node): a heap with at most one entry per node.
 
-        An entry may be outdated: its node was used, locked or extended meanwhile. That is checked
-        when it comes up.
+        An entry may be outdated: its node was used, locked or extended meanwhile. This is checked
+        when the entry comes up.
         """
         self._serial = count()
         self._events: list[PoolEvent] = []
@@ -93,7 +93,7 @@ class RadixCache:
         return self.page_count - self.free - self.evictable - self.protected
 
     def nodes(self) -> Iterator[RadixNode]:
-        """All but the root, parents before children. For checks."""
+        """Yields all nodes but the root, parents before children. For checks."""
         stack = [self.root]
         while stack:
             node = stack.pop()
@@ -107,7 +107,8 @@ class RadixCache:
             yield from node.hashes
 
     def find(self, hashes: Sequence[int], page_count: int) -> int:
-        """How many of the first `page_count` pages are here. Changes nothing, counts as no use."""
+        """How many of the first `page_count` pages are cached. Changes nothing, not even last
+        uses."""
         return sum(shared for _, shared in self._path(hashes, page_count))
 
     def match(self, hashes: Sequence[int], page_count: int) -> tuple[RadixNode, int]:
@@ -147,7 +148,7 @@ class RadixCache:
             node = node.parent
 
     def unlock(self, node: RadixNode) -> None:
-        """Takes one lock back."""
+        """Takes one lock of a node and its path back. Raises ValueError without a lock."""
         if node.parent is not None and not node.lock_count:
             raise ValueError(f"{node!r} is not locked")
         leaf = node
@@ -188,13 +189,13 @@ class RadixCache:
     def take(self, page_count: int) -> None:
         """Makes free pages private. Raises ValueError when there are too few: see `make_room`."""
         if page_count > self.free:
-            raise ValueError(f"{page_count} pages wanted of {self!r}")
+            raise ValueError(f"{page_count} pages wanted, but {self.free} are free: {self!r}")
         self.free -= page_count
 
     def give_back(self, page_count: int) -> None:
-        """Makes private pages free."""
+        """Makes private pages free. Raises ValueError when there are fewer."""
         if not 0 <= page_count <= self.private:
-            raise ValueError(f"{page_count} pages given back to {self!r}")
+            raise ValueError(f"{page_count} pages given back of {self.private} private ones")
         self.free += page_count
 
     def reset(self) -> bool:
@@ -255,7 +256,7 @@ class RadixCache:
             heappush(self._queue, (node.last_use, next(self._serial), node))
 
     def _add_removed(self, hashes: tuple[int, ...]) -> None:
-        """Adds an event; consecutive removals become one event."""
+        """Adds an event of evicted pages; consecutive removals become one event."""
         before = self._events[-1] if self._events else None
         if isinstance(before, Removed):
             self._events[-1] = Removed(before.hashes + hashes)
@@ -263,7 +264,7 @@ class RadixCache:
             self._events.append(Removed(hashes))
 
     def _add_stored(self, stored: Stored) -> None:
-        """Adds an event; a chain that continues the chain of the event before joins that event."""
+        """Adds an event of stored pages, or extends the last event if that stored their parent."""
         before = self._events[-1] if self._events else None
         if (
             isinstance(before, Stored)
@@ -284,7 +285,7 @@ class RadixCache:
 
 
 def _shared(run: list[int], hashes: Sequence[int], first: int, last: int) -> int:
-    """How many leading pages of `run` equal hashes[first:last]; at least the first does."""
+    """How many leading pages of `run` equal those of hashes[first:last]; the first page must."""
     most = min(len(run), last - first)
     if run[most - 1] == hashes[first + most - 1]:
         return most

@@ -38,12 +38,12 @@ TokenArray = npt.NDArray[np.uint32]
 
 
 class RequestRefused(ValueError):
-    """A mistake of the client, in a sentence."""
+    """The engine refuses a request: a mistake of the client, which the message says."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits of every engine. Defaults: vLLM's on an H100-class GPU."""
+    """Limits and prices that every engine has. Defaults: vLLM's on an H100-class GPU."""
 
     block_count: int
     block_size: int = 16
@@ -59,7 +59,8 @@ class SchedulerConfig:
 
     @classmethod
     def of(cls, config: "SchedulerConfig") -> Self:
-        """The config itself, or the common options with an engine's defaults beside them."""
+        """`config` itself if it is of this class; else its common options, with this class's
+        defaults for all other options."""
         if isinstance(config, cls):
             return config
         common = (option.name for option in fields(SchedulerConfig))
@@ -67,7 +68,7 @@ class SchedulerConfig:
 
     @property
     def priority_sign(self) -> int:
-        """priority * priority_sign is smaller for requests that go first."""
+        """1 or -1: a request with a smaller priority * priority_sign goes first."""
         return -1
 
     @property
@@ -87,13 +88,14 @@ class SchedulerConfig:
 
 
 class Content(Protocol):
-    """A sequence as caches see it: the prompt, and its future answer."""
+    """Interface: a sequence as caches see it, a prompt with its future answer, block by block."""
 
     def hashes(self, block_count: int) -> list[int]:
-        """The names of at least the first `block_count` full blocks. Callers must not change it."""
+        """Names of the first `block_count` full blocks, or more. Callers must not change the
+        list."""
 
     def stored(self, first: int, last: int) -> Stored:
-        """The event that blocks first <= i < last are on the device."""
+        """The event that the blocks at places first <= i < last are on the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +106,10 @@ class Submission:
     content: Content
     prompt_tokens: int
     output_tokens: int
-    """Length of its answer."""
+    """Tokens of its answer."""
     max_tokens: int | None = None
-    """Longest answer that it allows, all that a scheduler knows beforehand. None: output_tokens."""
+    """Longest answer that the request allows, in tokens: all that a scheduler knows of the length.
+    None: output_tokens."""
     priority: int | None = None
     """Priority in the engine's own order; None: the request has none."""
     lora_name: str = ""
@@ -116,11 +119,11 @@ class Submission:
     remote_tokens: int = 0
     """Leading tokens of the prompt whose KV another engine sends once there are blocks for it."""
     remote_distance: Distance = Distance.RACK
-    """Distance of that engine."""
+    """Distance of the engine that sends the KV."""
 
     @property
     def longest_answer(self) -> int:
-        """The most tokens of its answer."""
+        """Most tokens that the answer may have."""
         return self.output_tokens if self.max_tokens is None else self.max_tokens
 
 
@@ -185,7 +188,8 @@ class Step:
 
 
 class Output(NamedTuple):
-    """New tokens of one request: from place `first` to before `last`, prompt included."""
+    """New tokens of one request: places first <= i < last, counted from the prompt's first
+    token."""
 
     sequence: Sequence
     first: int
@@ -221,8 +225,11 @@ class Counts:
     accepted_tokens: int = 0
 
     def looked_up(self, sequence: Sequence, cached: int, external: int | None = None) -> None:
-        """Counts a request's tokens in the cache when it is first admitted; a second computation
-        is no query. external: tokens that are loaded; None: they were looked up nowhere else."""
+        """Counts a request's lookup in the caches when it is first admitted, and no later lookup.
+
+        cached: its tokens on the device. external: tokens loaded from the host or from another
+        engine; None: there was no lookup there.
+        """
         if sequence.cached_tokens is not None:
             return
         sequence.cached_tokens = min(cached + (external or 0), sequence.known_tokens - 1)
@@ -233,7 +240,7 @@ class Counts:
             self.external_hit_tokens += external
 
     def first_token(self, sequence: Sequence, now_s: float) -> None:
-        """Counts a prompt when the first token after it is out."""
+        """Counts a request's prompt tokens when its first token is out."""
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s
             self.prompt_tokens += sequence.prompt_tokens
@@ -241,15 +248,15 @@ class Counts:
 
 @dataclass(kw_only=True)
 class Load(Counts):
-    """An engine's metrics."""
+    """An engine's metrics: its counters, and its present load in requests and blocks."""
 
     running: int
     waiting: int
     used_blocks: int
     total_blocks: int
     deferred: int = 0
-    """Waiting requests that the last step passed over, since they wait for something else than
-    their turn, or for a LoRA's turn."""
+    """Waiting requests that the last step passed over, since they wait for KV cache or for their
+    LoRA's place in a step."""
 
     @property
     def usage(self) -> float:
@@ -259,7 +266,7 @@ class Load(Counts):
 
 @dataclass(frozen=True, slots=True)
 class BlockCounts:
-    """free + cached + in_use = total."""
+    """Numbers of blocks by state: free + cached + in_use = total."""
 
     free: int
     cached: int
@@ -270,14 +277,14 @@ class BlockCounts:
 class Scheduler(ABC):
     """The queue, the running batch and the cache of one engine, and its joined steps.
 
-    An engine's own scheduler decides on a step, takes its blocks and applies its results.
+    A subclass for each engine decides on a step, takes its blocks and applies its results.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.newest_arrival_s = 0.0
         self.step: Step | None = None
-        """The step that is going on."""
+        """The step that is going on; None: the engine is idle."""
         self._run: DecodeRun | None = None
         """The joined steps that are going on; None: the step is a single one."""
         self._begun = self._ended = 0
@@ -286,9 +293,9 @@ class Scheduler(ABC):
     @property
     @abstractmethod
     def next_ready_s(self) -> float | None:
-        """When the next request that waits for KV cache will be ready. An engine whose
-        `begin_step` returned None tries again then; a step that is going on takes this time into
-        account by itself."""
+        """Time at which the next request that waits for KV cache will be ready; None: none waits
+        for it. A caller whose `begin_step` returned None calls it again then; a step that is going
+        on takes this time into account by itself."""
 
     @abstractmethod
     def running(self) -> list[Sequence]:
@@ -300,7 +307,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def scheduled(self) -> list[tuple[Sequence, int]]:
-        """The requests of the present step, with the tokens of each. For checks."""
+        """The requests of the present step, each with its tokens in the step. For checks."""
 
     @abstractmethod
     def load(self, dp_rank: int = 0) -> Load:
@@ -308,19 +315,20 @@ class Scheduler(ABC):
 
     @abstractmethod
     def blocks(self, dp_rank: int = 0) -> BlockCounts:
-        """The counts of a rank. May take time in proportion to the pool: for checks."""
+        """A rank's blocks by state. May take time in proportion to the pool: for checks."""
 
     @abstractmethod
     def contents(self, dp_rank: int = 0) -> Iterable[tuple[Tier, int]]:
-        """The contents of a rank's cache: the oracle of all events so far and of the events at the
-        end of the step. For checks."""
+        """(tier, hash) of each cached block of a rank: what all events so far, and those at the end
+        of the present step, must add up to. For checks."""
 
     @abstractmethod
     def abort(self, sequence: Sequence) -> bool:
         """Forgets a request, gives its blocks back; False when it has already ended.
 
-        Cut joined steps first: else other requests get these blocks only at the end of the run.
-        Then let an idle engine begin a step, since a request may have waited for these blocks."""
+        Call `cut_step` before: else other requests get these blocks only at the end of the joined
+        steps. Call `begin_step` afterwards if no step is going on, since a request may have waited
+        for these blocks."""
 
     @abstractmethod
     def cached_tokens(self, submission: Submission) -> int:
@@ -331,14 +339,14 @@ class Scheduler(ABC):
         """Forgets all cached content; False, and nothing changed, while requests hold blocks."""
 
     def add(self, submission: Submission, now_s: float) -> Sequence:
-        """Takes a request in. Raises RequestRefused."""
+        """Puts a new request into the queue. Raises RequestRefused."""
         check(submission, self.config)
         sequence = self._enqueue(submission, now_s)
         self.newest_arrival_s = max(self.newest_arrival_s, now_s)
         return sequence
 
     def begin_step(self, now_s: float) -> Step | None:
-        """Decides what to compute next and takes the blocks for it; None when there is nothing."""
+        """Decides on the next step and takes its blocks; None when no request can be computed."""
         if self.step is not None:
             raise RuntimeError("a step is going on")
         self._run = None
@@ -347,7 +355,8 @@ class Scheduler(ABC):
         return self.step
 
     def cut_step(self, now_s: float) -> Step | None:
-        """Ends joined steps with the present step; returns what is left of them."""
+        """Shortens joined steps to those that have begun; returns the shortened step, None when no
+        step is going on."""
         step, run = self.step, self._run
         if step is not None and run is not None:
             steps = max(run.begun(now_s, step.count), self._begun)
@@ -356,8 +365,9 @@ class Scheduler(ABC):
 
     def advance(self, now_s: float) -> StepResult:
         """Applies the joined steps that have ended by now, except for the last; the rest go on.
-        Afterwards load, contents and events are those of now. Without a step: the events since the
-        last one, as of a reset, or of blocks that a transfer from another engine has displaced."""
+        Afterwards load, contents and events are those of now. If no step is going on: returns the
+        events since the last step, such as those of a reset, or of blocks that a transfer from
+        another engine has displaced."""
         step, run = self.step, self._run
         if step is None:
             return StepResult([], self._take_events())
@@ -384,7 +394,7 @@ class Scheduler(ABC):
             self._begun = target
 
     def _go_on(self, ended: int, now_s: float) -> list[Output]:
-        """Returns the tokens of all joined steps up to the `ended`-th."""
+        """Applies the joined steps up to the `ended`-th; returns their new tokens."""
         self._begin(ended)
         steps = ended - self._ended
         self._ended = ended
@@ -396,19 +406,20 @@ class Scheduler(ABC):
 
     @abstractmethod
     def _decide(self, now_s: float) -> Step | None:
-        """The next step, with the blocks of its first step taken; sets `_run` if it joins some."""
+        """Decides on the next step and takes the blocks of its first one; sets `_run` if the step
+        joins several. None when no request can be computed."""
 
     @abstractmethod
     def _take_blocks(self, begun: int, steps: int) -> None:
-        """Takes the blocks of `steps` more joined steps. begun: steps whose blocks are taken and
-        whose tokens are not out."""
+        """Takes the blocks of `steps` more joined steps. begun: number of joined steps before these
+        whose blocks are taken and whose tokens are not out."""
 
     @abstractmethod
     def _apply(self, steps: int, now_s: float) -> list[Output]:
-        """Returns the tokens of `steps` more joined steps."""
+        """Applies `steps` more joined steps; returns their new tokens."""
 
     def _end(self, count: int, now_s: float) -> list[Output]:
-        """Returns the tokens of the step that ends; count: of its joined steps."""
+        """Applies the step that ends; returns its new tokens. count: number of its joined steps."""
         return self._go_on(count, now_s)
 
     @abstractmethod

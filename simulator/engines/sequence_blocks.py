@@ -32,16 +32,17 @@ class SequenceBlocks:
         return max(0, self.blocks_for(token_count) - len(sequence.blocks))
 
     def take(self, sequence: Sequence, reused: list[BlockId], new_count: int) -> None:
-        """Gives a sequence its reused blocks and new blocks. They must fit."""
+        """Gives a sequence the `reused` blocks and new blocks. Raises RuntimeError without room."""
         fresh = self.pool.take(reused, new_count)
         if fresh is None:
-            raise RuntimeError(f"room for {new_count} blocks, but they are not in {self.pool!r}")
+            raise RuntimeError(f"no room for {new_count} blocks in {self.pool!r}")
         if not sequence.blocks:
             sequence.stored_count = len(reused)
         sequence.blocks += [*reused, *fresh]
 
     def grow(self, sequence: Sequence, token_count: int) -> bool:
-        """Takes the missing blocks; False, and nothing changed, when there is no room."""
+        """Takes the blocks that a sequence lacks for `token_count` tokens; False, and nothing
+        changed, when there is no room."""
         missing = self.missing(sequence, token_count)
         if not missing:
             return True
@@ -52,7 +53,7 @@ class SequenceBlocks:
         return True
 
     def store(self, sequence: Sequence, token_count: int) -> None:
-        """Announces the blocks that are full with the first `token_count` tokens."""
+        """Stores, with an event, the blocks that the first `token_count` tokens fill."""
         first, last = sequence.stored_count, token_count // self.pool.block_size
         if last > first:
             self.pool.store(sequence.blocks[first:last], sequence.content.stored(first, last))
@@ -65,7 +66,7 @@ class SequenceBlocks:
         self.store(sequence, token_count)
 
     def settle(self) -> None:
-        """Ends the decision of a step."""
+        """Called at the end of the decision of each step, for subclasses with a host cache."""
 
     def release(self, sequence: Sequence) -> None:
         """Takes a sequence's blocks back."""
@@ -76,7 +77,7 @@ class SequenceBlocks:
     # Consecutive decode steps: the first of them is scheduled, with its blocks.
 
     def steps_that_fit(self, sequences: Listed[Sequence], steps: int) -> int:
-        """How many of the next `steps` steps have blocks, at least 1."""
+        """How many of the next `steps` decode steps the pool has blocks for, at least 1."""
         if steps > 1 and not self._fit(sequences, steps):
             steps = bisect_right(range(1, steps), False, key=lambda n: not self._fit(sequences, n))
         return max(steps, 1)
@@ -84,7 +85,8 @@ class SequenceBlocks:
     def step_that_stores(
         self, sequences: Listed[Sequence], block_hash: int, steps: int
     ) -> int | None:
-        """The first of the next `steps` steps that stores a block; None: none does."""
+        """Which of the next `steps` decode steps, counted from 1, is the first to store the block
+        with this hash; None: no step does."""
         size = self.pool.block_size
         first = None
         for sequence in sequences:
@@ -96,9 +98,10 @@ class SequenceBlocks:
         return first
 
     def decode_ahead(self, sequences: Listed[Sequence], begun: int, steps: int) -> None:
-        """Takes and announces the blocks of `steps` more steps, in the order of the steps.
+        """Takes and stores the blocks of `steps` more decode steps, in the order of the steps.
 
-        begun: steps whose blocks are taken and whose tokens are not out.
+        begun: number of steps before these whose blocks are taken and whose tokens are not out.
+        Raises RuntimeError when the blocks don't fit.
         """
         computed = [sequence.computed_tokens + begun for sequence in sequences]
         present = 0
@@ -109,7 +112,7 @@ class SequenceBlocks:
             if full:
                 self.fill(sequences[place], tokens)
             elif not self.grow(sequences[place], tokens):
-                raise RuntimeError(f"a run of steps that doesn't fit: {self.pool!r}")
+                raise RuntimeError(f"a run of {steps} steps doesn't fit into {self.pool!r}")
         self.settle()
 
     def _fit(self, sequences: Listed[Sequence], steps: int) -> bool:

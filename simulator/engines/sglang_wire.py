@@ -1,8 +1,8 @@
 """Encodes KV events in the very bytes that SGLang 0.5.23 publishes. Pure.
 
-The batch is vLLM's; an event's hashes are signed, and it has no fields of vLLM's own. A prompt's
-salt comes with the first event of its chain alone, where SGLang repeats it. Checked byte for byte
-against recorded messages in tests/simulator/test_wires.py.
+The form of a batch is vLLM's (vllm_wire.py); an event's hashes are signed, and it lacks fields that
+only vLLM has. A prompt's cache salt is in the first event of its blocks only; SGLang repeats it.
+Checked byte for byte against recorded messages in tests/simulator/test_wires.py.
 """
 
 from collections.abc import Iterable
@@ -71,6 +71,6 @@ def _signed(block_hash: int) -> int:
 
 
 def _salt(event: Stored) -> str | None:
-    """The key of the first block that is not its LoRA's."""
+    """The cache salt: the extra key of the first block that is not the LoRA's name; None: none."""
     keys = event.extra_keys[0] if event.extra_keys else None
     return next((key for key in keys or () if key != event.lora_name), None)

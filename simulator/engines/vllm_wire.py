@@ -41,7 +41,7 @@ class _BlockRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", omit_d
 
 
 class AllBlocksCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared"):
-    """The same for vLLM and SGLang."""
+    """Event that the cache was reset, the same for vLLM and SGLang."""
 
 
 def encode_batch(
@@ -53,7 +53,7 @@ def encode_batch(
 
 
 def encode_sequence(sequence: int) -> bytes:
-    """A sequence number as its frame: 8 bytes, big-endian."""
+    """The frame of a message that has its sequence number: 8 bytes, big-endian."""
     return sequence.to_bytes(8, "big")
 
 

@@ -1,1 +1,1 @@
-"""Engines that speak real ZMQ and HTTP, on a clock."""
+"""Stand-in engines: they speak real ZMQ and HTTP, and their time is that of a clock."""

@@ -22,11 +22,12 @@ FREE = Ports()
 
 
 def ports_of(are_prefill: Iterable[bool], first: int = 0, events_first: int = 0) -> list[Ports]:
-    """Ports for some engines: HTTP, events and replay of the first, then those of the next. One for
-    prefill has a fourth.
+    """Consecutive ports for several engines: HTTP, events and replay of the first engine, then
+    those of the next. A prefill engine has a fourth port, of its bootstrap server.
 
-    first: of HTTP; 0: free ports. events_first: of events, if these and the replays are to have
-    ports of their own; 0: they are among the others.
+    are_prefill: for each engine, whether it is a prefill engine. first: HTTP port of the first
+    engine; 0: any free ports. events_first: first port of a row of their own for events and
+    replays; 0: they have no such row.
     """
     numbers = count(first) if first else repeat(0)
     events = count(events_first) if events_first else numbers

@@ -18,7 +18,7 @@ _TURNS = 10
 
 
 class Timer(Protocol):
-    """A scheduled call."""
+    """A scheduled call, which can be cancelled."""
 
     def cancel(self) -> None: ...
 

@@ -29,7 +29,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
-    """The fields that both kinds of requests have."""
+    """The fields that requests of every API have: completions, chats, messages and responses."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -39,7 +39,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     session_id: str | None = None
     return_token_ids: bool = False
     bootstrap_host: str | None = None
-    """SGLang's, of a request to two engines: the prefill engine's bootstrap server, and a room."""
+    """Address of the prefill engine's bootstrap server, and number of a room there (rooms.py):
+    SGLang's fields of a request that a prefill and a decode engine serve."""
     bootstrap_port: int | None = None
     bootstrap_room: int | None = None
 
@@ -57,11 +58,11 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         return tokenize(self.prompt) if isinstance(self.prompt, str) else self.prompt
 
     def limit(self) -> tuple[int, str]:
-        """Tokens of the answer, and why it ends there."""
+        """Tokens of the answer, and its finish reason."""
         return COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens, "length"
 
     def call(self) -> None:
-        """A completion calls no tool."""
+        """No call: a completion calls no tool."""
 
 
 class ContentPart(msgspec.Struct):
@@ -108,9 +109,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
         return tokenize(chat_text(self.messages))
 
     def limit(self) -> tuple[int, str]:
-        """The most tokens, and the finish reason, as for completions; max_completion_tokens
-        overrides max_tokens, as in vLLM. A call ends with its arguments: in vLLM with "stop" if the
-        request named the function."""
+        """Tokens of the answer, and its finish reason; max_completion_tokens overrides max_tokens,
+        as in vLLM. A tool call ends with its arguments; its finish reason is "tool_calls", or, as
+        in vLLM, "stop" if the request named the function. Raises UnfitChoice."""
         call = self.call()
         needed = inf if call is None else len(call.arguments)
         for most in (self.max_completion_tokens, self.max_tokens):
@@ -121,7 +122,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
         return len(call.arguments), "stop" if call.is_named else "tool_calls"
 
     def call(self) -> ForcedCall | None:
-        """The call that the request forces; None: the answer is a text. Raises UnfitChoice."""
+        """The tool call that the request forces; None: the answer is a text. Raises UnfitChoice."""
         choice = self.tool_choice
         if choice in (None, "auto", "none"):
             return None
@@ -129,7 +130,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
         if isinstance(choice, ToolChoice):
             return forced_call(functions, choice.function.name)
         if choice != "required":
-            raise UnfitChoice("tool_choice is none of auto, none, required, or a function")
+            raise UnfitChoice("tool_choice must be auto, none, required, or a function")
         return forced_call(functions, None)
 
 
@@ -173,7 +174,7 @@ def untokenize(token_ids: Sequence[int]) -> str:
 
 
 class Reply:
-    """All parts of one answer: whole, or chunk by chunk."""
+    """Writes one answer in the form of completions or chats: whole, or in chunks of a stream."""
 
     def __init__(
         self, request: CompletionRequest | ChatRequest, model: str, request_id: str | None
@@ -188,7 +189,7 @@ class Reply:
         self._include_usage = request.include_usage
         self._call = request.call()
         self._sent = 0
-        """Characters of the call's arguments."""
+        """Characters of the tool call's arguments that are written."""
 
     def whole(self, completion: Completion) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
@@ -203,7 +204,8 @@ class Reply:
         return self._body(kind, [choice]) | {"usage": usage(completion)}
 
     def chunk(self, token_ids: Sequence[int], *, first: bool, last: bool) -> bytes:
-        """The event with some tokens of a stream."""
+        """The event with the next tokens of a stream. first, last: whether the stream begins, ends
+        with them."""
         content: dict[str, Any] = {}
         if self._is_chat:
             role = {"role": "assistant"} if first else {}
@@ -213,16 +215,16 @@ class Reply:
         return sse(self._body(self._chunk_kind, [self._choice(content, token_ids, first, last)]))
 
     def end(self, completion: Completion) -> bytes:
-        """The events after the last tokens: the usage, for clients that requested it, and the
-        end."""
+        """The events after the last tokens of a stream: the usage, for clients that requested it,
+        and [DONE]."""
         done = b"data: [DONE]\n\n"
         if not self._include_usage:
             return done
         return sse(self._body(self._chunk_kind, []) | {"usage": usage(completion)}) + done
 
     def _content(self, token_ids: Sequence[int], *, first: bool, **place: int) -> dict[str, Any]:
-        """Tokens as a chat has them: a text, or a part of the forced call's arguments, whose
-        characters take a token each. place: of the call in a stream."""
+        """The fields of a chat's message for these tokens: text, or the next characters of the
+        forced tool call's arguments, one for each token. place: the call's index, in a stream."""
         if self._call is None:
             return {"content": detokenize(token_ids)}
         part = self._call.arguments[self._sent : self._sent + len(token_ids)]
@@ -272,7 +274,7 @@ def usage(completion: Completion) -> dict[str, Any]:
 
 
 def refusal(status: int, kind: str, message: str) -> dict[str, Any]:
-    """The body of an error."""
+    """The body of an error in OpenAI's form."""
     return {"error": {"message": message, "type": kind, "param": None, "code": status}}
 
 

@@ -32,7 +32,8 @@ BLOCK_COUNT = 2048
 SPEED = 2.5
 """Engine seconds to a wall second."""
 COMPRESSION = 10.0
-"""Brings the thinned slice to the token rate of the whole trace, 41,000 tokens/s."""
+"""Factor of the arrival rate: the slice, which has only a part of the requests, gets the token rate
+of the whole trace, 41,000 tokens/s."""
 
 
 class Pick(NamedTuple):
@@ -63,7 +64,7 @@ class RunResult:
     block_hit_rate: float
     """Cached blocks by the engines' own count / full prompt blocks, over requests served."""
     ceiling: float
-    """Hit rate of a single infinite cache shared by all, in the same unit."""
+    """Block hit rate of a single infinite cache that all workers share."""
     ttft_ms: Distribution
     load_cv: float
     """Std / mean over workers of the requests in flight, averaged over the run; 0 is even."""
@@ -93,7 +94,7 @@ def demo_engines() -> list[EngineConfig]:
 
 
 class _Tally:
-    """The counters of a run."""
+    """Counts the requests, cached blocks and latencies of a run."""
 
     def __init__(self, workers: Sequence[str], block_size: int) -> None:
         self._block_size = block_size
@@ -142,7 +143,7 @@ async def replay(
     """
     sizes = {engine.config.scheduler.block_size for engine in engines.values()}
     if len(sizes) != 1:
-        raise ValueError(f"engines of one block size are needed, got {sorted(sizes)}")
+        raise ValueError(f"engines must have one block size, got {sorted(sizes)}")
     block_size = sizes.pop()
     tally = _Tally(list(engines), block_size)
 
@@ -177,7 +178,8 @@ async def replay(
 async def _serve(
     request: TraceRequest, engines: Mapping[str, Engine], routing: Routing, tally: _Tally
 ) -> None:
-    """One request, as a client of router and engine sends it."""
+    """Serves one request as a client would: picks a worker, sends the request to its engine,
+    reports its first token and its end. Raises the errors of router and engine."""
     pick = await routing.pick(request)
     tally.decision_s.append(pick.decision_s)
     report = partial(Progress, reservation_id=pick.reservation_id)
@@ -212,7 +214,8 @@ async def _serve(
 
 
 def table(runs: Sequence[RunResult]) -> Table:
-    """The runs side by side, beside the ceiling, with the summary below. Fits 80 columns."""
+    """A table with a column for each run and one for the ceiling, and the verdict below. Two runs
+    fit into 80 columns."""
     result = Table(title="The same traffic, each policy from a cold start", caption=verdict(runs))
     result.add_column("")
     for run in runs:
@@ -237,7 +240,7 @@ def table(runs: Sequence[RunResult]) -> Table:
 
 
 def verdict(runs: Sequence[RunResult]) -> str:
-    """The gain of the last run over the first, in a sentence."""
+    """A sentence on the gain of the last run over the first; empty for a single run."""
     if len(runs) < 2:
         return ""
     first, last = runs[0], runs[-1]
@@ -251,7 +254,7 @@ def verdict(runs: Sequence[RunResult]) -> str:
 
 
 def to_json(runs: Sequence[RunResult]) -> str:
-    """The table's numbers as JSON."""
+    """The results of the runs as JSON."""
     return msgspec.json.format(msgspec.json.encode({"runs": runs})).decode()
 
 

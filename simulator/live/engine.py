@@ -38,7 +38,7 @@ __all__ = ["Chunk", "Completion", "Engine", "EngineConfig", "EngineStopped", "Re
 
 Prompt = list[int] | npt.NDArray[np.uint32]
 Publish = Callable[[bytes], object]
-"""Takes the encoded event batches."""
+"""Called with each encoded batch of events."""
 
 
 Half = Literal["prefill", "decode"]
@@ -57,13 +57,13 @@ class EngineConfig:
     scheduler: SchedulerConfig
     model: str = "stand-in"
     kind: str = "vllm"
-    """Its scheduler: a name of simulator.schedulers.SCHEDULERS."""
+    """Kind of the engine: a name of simulator.schedulers.SCHEDULERS."""
     half: Half | None = None
-    """None: it serves whole requests."""
+    """The half of each request that the engine serves; None: whole requests."""
 
     @property
     def what(self) -> Kind:
-        """The record of its kind."""
+        """The entry of the engine's kind in SCHEDULERS."""
         return SCHEDULERS[self.kind]
 
 
@@ -72,7 +72,7 @@ class Completion:
     """The result of a request. Durations are in engine seconds."""
 
     token_ids: tuple[int, ...]
-    """The answer."""
+    """Tokens of the answer."""
     prompt_tokens: int
     cached_tokens: int
     """Prompt tokens in the prefix cache when the request was first admitted."""
@@ -162,7 +162,7 @@ class Engine:
         on_first_token: Callable[[], None] | None = None,
         **about: Unpack[About],
     ) -> Completion:
-        """Serves a request to its end. Cancelling the caller aborts it.
+        """Serves a request to its end. Cancelling the caller aborts the request.
 
         Raises RequestRefused, or EngineStopped when the engine ends first.
         """
@@ -176,7 +176,8 @@ class Engine:
     async def stream(
         self, token_ids: Prompt, max_tokens: int, **about: Unpack[About]
     ) -> AsyncGenerator[Chunk, None]:
-        """Serves a request, yields tokens as they come; closing the iterator aborts it.
+        """Serves a request, yields its tokens as they come; closing the iterator aborts the
+        request.
 
         Raises as `complete` does, at the first chunk.
         """

@@ -1,4 +1,4 @@
-"""Prometheus' text format. Pure."""
+"""Metrics in Prometheus' text format. Pure."""
 
 from collections.abc import Mapping, Sequence
 

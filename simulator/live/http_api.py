@@ -5,8 +5,8 @@ POST /v1/completions /v1/chat/completions /v1/messages /v1/responses, and these 
      them, as vLLM --enable-scale-out has them; /v1/messages/count_tokens
 POST /tokenize /detokenize /reset_prefix_cache; SGLang has /flush_cache, and no /render
 
-A client that disconnects aborts its request. There are no keys. An engine that serves one half of
-each request answers when the other half is there (rooms.py).
+A client that disconnects aborts its request. There are no keys. A prefill engine, or a decode
+engine, answers when the other engine of the request is there (rooms.py).
 """
 
 import asyncio
@@ -53,26 +53,27 @@ Body = TypeVar("Body")
 
 
 class AnyReply(Protocol):
-    """Interface: all parts of one answer."""
+    """Interface: writes one answer in the form of an API, whole or in events of a stream."""
 
     def whole(self, completion: Completion) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
 
     def chunk(self, token_ids: Sequence[int], *, first: bool, last: bool) -> bytes:
-        """Events with some tokens of a stream."""
+        """The events with the next tokens of a stream."""
 
     def end(self, completion: Completion) -> bytes:
-        """The events after the last tokens."""
+        """The events after the last tokens of a stream."""
 
 
 class Form(NamedTuple):
-    """A format of bodies as an engine serves it."""
+    """An API of an engine: the format of its bodies, its requests and its answers."""
 
     kind: BodyFormat
     request: type[Any]
     """A GenerationRequest with token_ids() and limit()."""
     reply: Callable[[Any, str, str | None], AnyReply]
-    """Makes an answer of the request, the model's name and the client's request id."""
+    """Makes the writer of an answer from the request, the model's name and the client's request
+    id."""
 
 
 _FORMS = (
@@ -82,17 +83,18 @@ _FORMS = (
     Form(RESPONSES, ResponsesRequest, ResponsesReply),
 )
 Page = Callable[[Engine, Publisher | None, int | None], Any]
-"""A text, or a JSON object, of an engine, its events, and the port of its bootstrap server."""
+"""Makes a page, a text or a JSON object, from the engine, its publisher of events, and the port of
+its bootstrap server (None: it has none)."""
 
 
 class OwnPaths(NamedTuple):
-    """Paths that one kind of engine alone has."""
+    """Paths that only one kind of engine has."""
 
     pages: Mapping[str, Page]
     reset_path: str
-    """POST forgets the cache."""
+    """Path at which a POST resets the prefix cache."""
     renders: bool
-    """Whether it has /render."""
+    """Whether the engine has the paths with /render."""
 
 
 _OWN = {
@@ -102,7 +104,7 @@ _OWN = {
 
 
 class HttpApi:
-    """Serves one engine on a port."""
+    """The HTTP server of one engine."""
 
     def __init__(self, engine: Engine, publisher: Publisher | None = None) -> None:
         self._engine = engine
@@ -111,7 +113,7 @@ class HttpApi:
         self._own = _OWN[self._record.name]
         self._rooms = BootstrapServer() if engine.config.half == "prefill" else None
         self._others: aiohttp.ClientSession | None = None
-        """A decode engine's, for prefill engines."""
+        """HTTP client of a decode engine, for prefill engines."""
         self._open = 0
         self._idle = asyncio.Event()
         """Set while no request is open."""
@@ -128,8 +130,8 @@ class HttpApi:
         return self._address
 
     async def start(self, port: int = 0, host: str = LOOPBACK, bootstrap_port: int = 0) -> None:
-        """Listens; port 0: any free port. host: an IP address. bootstrap_port: of a prefill
-        engine. Raises OSError when the address can't be had."""
+        """Listens on host, an IP address, and port; 0: any free port. bootstrap_port: port of a
+        prefill engine's bootstrap server. Raises OSError when an address can't be bound."""
         if self._rooms is not None:
             await self._rooms.start(host, bootstrap_port)
         app = web.Application(client_max_size=_BODY_BYTES_MAX)
@@ -152,8 +154,8 @@ class HttpApi:
         self._address = f"http://{authority(host, self._runner.addresses[0][1])}"
 
     async def drain(self, seconds: float) -> None:
-        """Takes no more requests; returns once those that have begun are over, or after so many
-        seconds."""
+        """Refuses new requests; returns once all requests that have begun are answered, or after
+        `seconds`."""
         self._draining = True
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -201,7 +203,7 @@ class HttpApi:
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await _read(request, TokenizeRequest)
         if body.prompt is None and body.messages is None:
-            raise _error(request, 400, "BadRequestError", "give a prompt or messages")
+            raise _error(request, 400, "BadRequestError", "the body needs a prompt or messages")
         tokens = body.token_ids()
         return web.json_response(
             {
@@ -266,10 +268,12 @@ class HttpApi:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """A request that an engine on its way out may still finish, its answer included. Raises
-        EngineStopped."""
+        """Counts a request as open within the block: `drain` waits for its end. Raises
+        EngineStopped for a new request while the engine drains."""
         if self._draining:
-            raise EngineStopped(f"engine {self._engine.config.engine_id} takes no more requests")
+            raise EngineStopped(
+                f"engine {self._engine.config.engine_id} is stopping, and takes no more requests"
+            )
         self._open += 1
         self._idle.clear()
         try:
@@ -281,8 +285,9 @@ class HttpApi:
 
     @asynccontextmanager
     async def _other_half(self, body: GenerationRequest) -> AsyncIterator[bool]:
-        """The time in which this engine serves its half of a request, if it serves halves; whether
-        another one has computed the prompt. Raises RequestRefused, HandOverFailed."""
+        """The block in which the engine serves its part of a request: a prefill engine waits for
+        the decode engine before it, a decode engine until the prompt is computed. Yields whether
+        another engine has computed the prompt. Raises RequestRefused, HandOverFailed."""
         half = self._engine.config.half
         if half is None:
             yield False
@@ -303,8 +308,9 @@ class HttpApi:
     async def _stream(
         self, request: web.Request, arguments: dict[str, Any], reply: AnyReply
     ) -> web.StreamResponse:
-        """Server-sent events, a chunk a step; a refusal comes before the headers. An engine that
-        stops breaks the connection, as a process that dies does."""
+        """Answers with server-sent events, one for the tokens of each step; a refusal is raised
+        before the headers are sent. An engine that stops breaks the connection, as a process that
+        dies."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         try:
             async with aclosing(self._engine.stream(**arguments)) as chunks:
@@ -325,7 +331,8 @@ class HttpApi:
 
 
 async def _read(request: web.Request, form: type[Body]) -> Body:
-    """A request's body. Raises HTTPException, which is the answer, if it has another form."""
+    """A request's body, decoded. Raises HTTPException, an answer with status 400, if it has another
+    form."""
     try:
         return msgspec.json.decode(await request.read(), type=form)
     except msgspec.DecodeError as error:

@@ -19,7 +19,7 @@ _REQUEST_S = (
 
 
 class Histogram:
-    """Counts by upper bound, in seconds."""
+    """Numbers of observations by upper bound, in seconds."""
 
     def __init__(self, bounds_s: tuple[float, ...]) -> None:
         self.count = 0
@@ -39,7 +39,7 @@ class Histogram:
 
 
 class Latencies:
-    """The latencies of an engine's requests."""
+    """The histograms of an engine's latencies, by vLLM's names."""
 
     def __init__(self) -> None:
         self._first_token = Histogram(_FIRST_TOKEN_S)
@@ -53,11 +53,13 @@ class Latencies:
         }
 
     def first_token(self, ttft_s: float) -> None:
-        """A request's first token is out: vLLM observes it then, and the rest at the end."""
+        """Observes the time to a request's first token when it is out; vLLM observes the rest at
+        the end."""
         self._first_token.observe(ttft_s)
 
     def ended(self, *, queue_s: float, ttft_s: float, e2e_s: float, output_tokens: int) -> None:
-        """A request has ended. Without a second token, its time per token is 0, as in vLLM."""
+        """Observes the latencies of a request that has ended. Without a second token, its time per
+        token is 0, as in vLLM."""
         per_token_s = (e2e_s - ttft_s) / (output_tokens - 1) if output_tokens > 1 else 0.0
         for histogram, seconds in zip(self._ended, (per_token_s, e2e_s, queue_s), strict=True):
             histogram.observe(seconds)

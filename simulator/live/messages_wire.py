@@ -59,17 +59,18 @@ class MessagesRequest(GenerationRequest, kw_only=True):
         return _token_ids(self.system, self.messages)
 
     def call(self) -> ForcedCall | None:
-        """The call that the request forces; None: the answer is a text. Raises UnfitChoice."""
+        """The tool call that the request forces; None: the answer is a text. Raises UnfitChoice."""
         choice = self.tool_choice
         if choice is None or choice.type in ("auto", "none"):
             return None
         if choice.type not in ("any", "tool") or (choice.type == "tool") != bool(choice.name):
-            raise UnfitChoice("tool_choice is none of auto, any, none, or tool with a name")
+            raise UnfitChoice("tool_choice must be auto, any, none, or tool with a name")
         functions = [Function(tool.name, tool.input_schema) for tool in self.tools or ()]
         return forced_call(functions, choice.name)
 
     def limit(self) -> tuple[int, str]:
-        """Tokens of the answer, and its stop_reason. A real model stops by itself."""
+        """Tokens of the answer, at most CHAT_TOKENS of text, since a real model would stop by
+        itself; and its stop_reason."""
         call = self.call()
         needed = CHAT_TOKENS if call is None else len(call.arguments)
         if needed > self.max_tokens:
@@ -78,7 +79,7 @@ class MessagesRequest(GenerationRequest, kw_only=True):
 
 
 class MessagesReply:
-    """All parts of one answer: whole, or event by event."""
+    """Writes one answer in the form of Anthropic's messages: whole, or in events of a stream."""
 
     def __init__(self, request: MessagesRequest, model: str, request_id: str | None) -> None:
         self._id = f"chatcmpl-{request_id or uuid4().hex}"
@@ -87,7 +88,7 @@ class MessagesReply:
         self._prompt_tokens = len(request.token_ids())
         self._call = request.call()
         self._sent = 0
-        """Characters of the arguments."""
+        """Characters of the tool call's arguments that are written."""
 
     def whole(self, completion: Completion) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
@@ -99,7 +100,7 @@ class MessagesReply:
         return self._message([block], self._stop_reason, usage(completion))
 
     def chunk(self, token_ids: Sequence[int], *, first: bool, last: bool) -> bytes:
-        """Events with some tokens of a stream."""
+        """The events with the next tokens of a stream."""
         delta: dict[str, Any]
         if self._call is None:
             delta = {"type": "text_delta", "text": detokenize(token_ids)}
@@ -119,12 +120,12 @@ class MessagesReply:
         return b"".join(events)
 
     def end(self, completion: Completion) -> bytes:
-        """The events after the last tokens."""
+        """The events after the last tokens of a stream: the usage and the end."""
         delta = {"stop_reason": self._stop_reason, "stop_sequence": None}
         return event("message_delta", delta=delta, usage=usage(completion)) + event("message_stop")
 
     def _block(self) -> dict[str, Any]:
-        """The content, still empty."""
+        """The answer's only content block, still empty: text, or the forced tool call."""
         if self._call is None:
             return {"type": "text", "text": ""}
         return {
@@ -164,5 +165,5 @@ def usage(completion: Completion) -> dict[str, int]:
 
 
 def messages_refusal(kind: str, message: str) -> dict[str, Any]:
-    """The body of an error."""
+    """The body of an error in Anthropic's form."""
     return {"type": "error", "error": {"type": kind, "message": message}}

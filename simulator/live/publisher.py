@@ -3,8 +3,8 @@
 A message is (topic, sequence number in 8 bytes big-endian, payload); numbers count from 0, one for
 each batch. A replay request is ("", first number); its answer is a message for each batch,
 ("", topic, number, payload), and ("", "", -1, "") at the end: vLLM's framing since 0.26. As with
-the engine, batches older than the ring are left out silently, and so are messages that don't fit
-into a slow reader's queue.
+vLLM, a replay silently leaves out batches older than the ring, and messages that don't fit into a
+slow subscriber's queue are dropped.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _SEND_QUEUE = 100_000
 """Messages queued for a subscriber; vLLM's default."""
 
 RING_BATCHES = 10_000
-"""Batches that can be replayed."""
+"""Number of the last batches that can be replayed."""
 ANY_PORT = "tcp://127.0.0.1:*"
 
 
@@ -39,7 +39,7 @@ class Publisher:
     ) -> None:
         self.topic = "kv-events"
         self.malformed_requests = 0
-        """Unreadable replay requests."""
+        """Number of unreadable replay requests."""
         self._next = 0
         self._ring: deque[tuple[int, bytes]] = deque(maxlen=RING_BATCHES)
         self._events: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.PUB)

@@ -1,6 +1,6 @@
 """Requests and answers of OpenAI's responses in vLLM's form: POST /v1/responses. Pure.
 
-A stand-in stores no response, so a request that goes on from one is refused.
+A stand-in engine stores no response, so a request with previous_response_id is refused.
 """
 
 import time
@@ -25,7 +25,7 @@ from simulator.live.engine import Completion, RequestRefused
 
 
 class Item(msgspec.Struct):
-    """A message, a tool's call or its output, or reasoning."""
+    """An item of a request's input: a message, a tool's call or its output, or reasoning."""
 
     type: str | None = None
     role: str = ""
@@ -36,7 +36,7 @@ class Item(msgspec.Struct):
     output: str | list[ContentPart] = ""
 
     def message(self) -> Message:
-        """The item as a chat has it."""
+        """The item as a message of a chat."""
         if self.type in ("function_call", "custom_tool_call"):
             return Message("assistant", f"{self.name}{self.arguments}{self.input}")
         if self.type in ("function_call_output", "custom_tool_call_output"):
@@ -53,23 +53,26 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     previous_response_id: str | None = None
 
     def token_ids(self) -> list[int]:
-        """Raises RequestRefused."""
+        """Tokens of the prompt. Raises RequestRefused for a request with previous_response_id."""
         if self.previous_response_id is not None:
-            raise RequestRefused(f"no response is stored here: {self.previous_response_id}")
+            raise RequestRefused(
+                f"no response is stored here: previous_response_id {self.previous_response_id}"
+            )
         first = [Message("system", self.instructions)] if self.instructions else []
         if isinstance(self.input, str):
             return tokenize(chat_text([*first, Message("user", self.input)]))
         return tokenize(chat_text([*first, *(item.message() for item in self.input)]))
 
     def limit(self) -> tuple[int, str]:
-        """Tokens of the answer, and its status. A real model stops by itself."""
+        """Tokens of the answer, at most CHAT_TOKENS, since a real model would stop by itself; and
+        its status."""
         if self.max_output_tokens is None or self.max_output_tokens >= CHAT_TOKENS:
             return CHAT_TOKENS, "completed"
         return self.max_output_tokens, "incomplete"
 
 
 class ResponsesReply:
-    """All parts of one answer: whole, or event by event."""
+    """Writes one answer in the form of OpenAI's responses: whole, or in events of a stream."""
 
     def __init__(self, request: ResponsesRequest, model: str, request_id: str | None) -> None:
         name = request_id or uuid4().hex
@@ -85,7 +88,7 @@ class ResponsesReply:
         return self._response(self._status, detokenize(completion.token_ids), usage(completion))
 
     def chunk(self, token_ids: Sequence[int], *, first: bool, last: bool) -> bytes:
-        """Events with some tokens of a stream."""
+        """The events with the next tokens of a stream."""
         text, place = detokenize(token_ids), self._place
         self._text.append(text)
         events = b""
@@ -106,7 +109,7 @@ class ResponsesReply:
         return events
 
     def end(self, completion: Completion) -> bytes:
-        """The event after the last tokens."""
+        """The event after the last tokens of a stream, with the whole response."""
         response = self._response(self._status, "".join(self._text), usage(completion))
         return self._event(f"response.{self._status}", response=response)
 

@@ -1,14 +1,14 @@
-"""Where a prefill engine and a decode engine meet for one request, as SGLang's do: in a room.
+"""Rooms, in which a prefill engine and a decode engine meet for one request, as SGLang's do.
 
-Both get the request at once, with the prefill engine's bootstrap server and a number. The prefill
-engine computes the prompt once the decode engine has come to the room of that number, and the
-decode engine goes on once the prompt is computed. One call stands for SGLang's registration,
-handshake and transfer of blocks: POST /rooms/NUMBER at the bootstrap server.
+Both engines get the request at once, with the address of the prefill engine's bootstrap server and
+the number of a room. The prefill engine computes the prompt once the decode engine has come to that
+room, and the decode engine goes on once the prompt is computed. One call stands for SGLang's
+registration, handshake and transfer of blocks: POST /rooms/NUMBER at the bootstrap server.
 
-Laws:
+Laws (a half is one of the two engines with its part of the request):
 - no prompt is computed before its decode half is there, and no answer begun before its prompt is
-  computed: a half whose other one does not come within WAIT_S fails, and so does the decode half of
-  a prompt that fails;
+  computed: a half fails if the other half does not come within WAIT_S, and the decode half fails if
+  the prompt does;
 - a room lasts while one of its halves is in it.
 """
 
@@ -22,13 +22,14 @@ from aiohttp import web
 from router.net.listener.addresses import listening
 
 WAIT_S = 300.0
-"""SGLang's own limit, of both halves."""
+"""Longest wait of a half for the other half, in seconds, as in SGLang."""
 _SHUTDOWN_S = 0.1
-"""Seconds for handlers to end: an engine has already answered all of them."""
+"""Seconds for open requests to end at a stop, when the engine has already answered all of them."""
 
 
 async def serve(app: web.Application, host: str, port: int) -> web.AppRunner:
-    """Listens; port 0: any free port. Raises OSError when the address can't be had."""
+    """Serves `app` at host and port; 0: any free port. The caller cleans the runner up. Raises
+    OSError when the address can't be bound."""
     runner = web.AppRunner(
         app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
     )
@@ -39,7 +40,7 @@ async def serve(app: web.Application, host: str, port: int) -> web.AppRunner:
 
 
 class HandOverFailed(RuntimeError):
-    """The other half did not come, or failed; a sentence."""
+    """The other engine of a request did not come to the room, or failed; the message says why."""
 
 
 class _Room:
@@ -61,7 +62,8 @@ class BootstrapServer:
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str, port: int) -> None:
-        """Listens; port 0: any free port. Raises OSError when the address can't be had."""
+        """Listens at host and port; 0: any free port. Raises OSError when the address can't be
+        bound."""
         app = web.Application()
         app.add_routes([web.post(r"/rooms/{number:\d{1,20}}", self._enter)])
         self._runner = await serve(app, host, port)
@@ -73,11 +75,13 @@ class BootstrapServer:
 
     @asynccontextmanager
     async def prefilling(self, number: int) -> AsyncIterator[None]:
-        """The prefill half: the block begins once the decode half is there, and computes the
+        """The prefill half: the block begins once the decode half is there, and must compute the
         prompt; leaving it without an exception hands the prompt over. Raises HandOverFailed."""
         with self._inside(number) as room:
             if room.has_prefill:
-                raise HandOverFailed(f"room {number} has a prompt already")
+                raise HandOverFailed(
+                    f"room {number} of the bootstrap server has another prompt already"
+                )
             room.has_prefill = True
             computed = False
             try:
@@ -92,10 +96,13 @@ class BootstrapServer:
             async with asyncio.timeout(self._wait_s):
                 await room.decode_came.wait()
         except TimeoutError:
-            raise HandOverFailed(f"no decode engine came to room {number}") from None
+            raise HandOverFailed(
+                f"no decode engine came to room {number} within {self._wait_s:g} s"
+            ) from None
 
     async def _enter(self, request: web.Request) -> web.Response:
-        """The decode half; the answer comes once the prompt is computed."""
+        """Answers a decode engine once the prompt is computed: 200; 409: the room has a decode
+        engine already; 410: the prompt failed; 504: the wait was too long."""
         with self._inside(int(request.match_info["number"])) as room:
             if room.decode_came.is_set():
                 raise web.HTTPConflict
@@ -131,7 +138,8 @@ async def fetch(session: aiohttp.ClientSession, host: str, port: int, number: in
         ) as answer:
             if answer.status != 200:
                 raise HandOverFailed(
-                    f"the prompt of room {number} is not computed: {answer.reason}"
+                    f"the prefill engine at {host}:{port} did not compute the prompt of room"
+                    f" {number}: {answer.reason}"
                 )
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         why = str(error) or type(error).__name__

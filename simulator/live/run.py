@@ -1,4 +1,4 @@
-"""`kvroute simulate`: engines until a signal, and commands to run kvroute with them."""
+"""`kvroute simulate`: runs engines until a signal, and prints commands to run kvroute with them."""
 
 import asyncio
 import signal
@@ -22,11 +22,11 @@ _PROMPT = (
     "A router that knows the cache of every engine sends a prompt to the engine that has computed"
     " most of it already, and gives its reasons."
 )
-"""Two blocks of 64 one-byte tokens, and some more."""
+"""Prompt of the printed commands: two blocks of 64 one-byte tokens, and some more."""
 
 
 Engines = AbstractAsyncContextManager[list[StandIn]]
-"""Engines that run within a block."""
+"""Stand-in engines that run within an `async with` block."""
 
 
 async def run_live(
@@ -39,9 +39,9 @@ async def run_live(
 ) -> int:
     """Runs engines until SIGINT or SIGTERM; returns the exit code.
 
-    host: where they listen. drain_s: seconds that requests may go on after SIGTERM. router_file:
-    file for a configuration of `kvroute serve`. Raises OSError or zmq.ZMQError for an address that
-    can't be had, OSError for a file that can't be written.
+    host: where the engines listen. drain_s: seconds that requests may go on after SIGTERM.
+    router_file: file for a configuration of `kvroute serve`. Raises OSError or zmq.ZMQError for an
+    address that can't be bound, OSError for a file that can't be written.
     """
     loop = asyncio.get_running_loop()
     stopping, ended = asyncio.Event(), asyncio.Event()
@@ -78,15 +78,15 @@ async def live_engines(
     host: str = LOOPBACK,
     ports: Sequence[Ports] = (),
 ) -> AsyncIterator[list[StandIn]]:
-    """Engines whose answers a person can read. speed: engine seconds to a wall second. host, ports:
-    as for stand_ins."""
+    """Runs engines, whose answers a person can read, within the block. speed: engine seconds to a
+    wall second. host, ports: as for stand_ins."""
     clock = ScaledClock(speed)
     async with stand_ins(configs, clock, host=host, ports=ports, answer=words_answer) as engines:
         yield engines
 
 
 def warn_of_strangers(console: Console, host: str) -> None:
-    """Says it where engines listen for other machines, too."""
+    """Prints a warning if the engines listen on an address that other machines reach."""
     if not is_loopback(host):
         console.print(
             f"\nwarning: engines listen on {host} and check no keys, as vLLM and SGLang by default:"
@@ -98,7 +98,7 @@ def warn_of_strangers(console: Console, host: str) -> None:
 
 
 def engines_table(engines: Sequence[StandIn]) -> Table:
-    """The engines' addresses."""
+    """A table of the engines' addresses."""
     shown = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("engine", "http", "events", "replay"):
         shown.add_column(name, no_wrap=True)
@@ -110,7 +110,7 @@ def engines_table(engines: Sequence[StandIn]) -> Table:
 
 
 def show_commands(console: Console, title: str, lines: Sequence[str]) -> None:
-    """Commands for a shell, word for word."""
+    """Prints a title and commands for a shell, which can be copied as they are."""
     console.print(f"\n{title}")
     for line in lines:
         console.print(f"  {escape(line.rstrip())}", highlight=False, soft_wrap=True)

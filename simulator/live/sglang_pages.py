@@ -1,6 +1,6 @@
-"""What SGLang 0.5.23 says of itself over HTTP: the fields that routers read. Pure.
+"""Pages in which SGLang 0.5.23 describes itself over HTTP: the fields that routers read. Pure.
 
-Metrics have SGLang's names, histograms the bounds of vLLM's.
+Metrics have SGLang's names; histograms have the bounds of vLLM's histograms.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from simulator.live.publisher import Publisher
 from simulator.schedulers.sglang.config import SglangConfig
 
 RELEASE = "0.5.23"
-"""The release whose pages these are."""
+"""The release of SGLang whose pages these are."""
 WHOLE = "null"
 """The disaggregation mode of an engine that serves whole requests."""
 _LATENCIES = (

@@ -24,7 +24,7 @@ class StandIn:
     """http://host:port: requests, health, metrics"""
     api: HttpApi
     host: str = LOOPBACK
-    """It listens there."""
+    """The IP address that the engine listens on."""
 
     @property
     def engine_id(self) -> str:
@@ -39,7 +39,7 @@ class StandIn:
         return self._reached(self.publisher.replay_endpoint)
 
     def _reached(self, bound: str) -> str:
-        """The endpoint of the same port for programs of this machine."""
+        """The endpoint at which programs of this machine reach the port of a bound endpoint."""
         return f"tcp://{authority(self.host, bound.rpartition(':')[2])}"
 
     @property
@@ -72,7 +72,7 @@ async def stand_in(
     """Runs one engine; it and its sockets end with the block.
 
     host: the IP address that it listens on. answer: makes the tokens of its answers. Raises OSError
-    or zmq.ZMQError when a port can't be had.
+    or zmq.ZMQError when a port can't be bound.
     """
     publisher = Publisher(
         context,
@@ -99,8 +99,8 @@ async def stand_ins(
     ports: Sequence[Ports] = (),
     answer: Answer = greedy_answer,
 ) -> AsyncIterator[list[StandIn]]:
-    """Runs several engines on one event loop and one ZMQ thread. ports: of each engine; empty: any
-    free ones."""
+    """Runs several engines within the block, on one event loop and one ZMQ thread. ports: those of
+    each engine; empty: any free ports. host, answer: as for stand_in."""
     with zmq.asyncio.Context() as context:
         async with AsyncExitStack() as stack:
             yield [

@@ -1,7 +1,7 @@
 """Tool calls of stand-in engines: which function a request forces, and arguments that fit. Pure.
 
-As engines under `tool_choice` do, the answer is one call of the function whose arguments are JSON
-after its schema: the required properties, with simple values.
+As engines under `tool_choice` do, the answer is one call of the function. Its arguments are JSON by
+the function's schema: the required properties, with simple values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 DEPTH_MAX = 8
-"""Depth of objects and references within a schema, at most; below, a value is null."""
+"""Most nested objects and references of a schema that are followed; a deeper value is null."""
 _SIMPLE: Mapping[str, Any] = {
     "string": "text", "integer": 0, "number": 0, "boolean": False, "array": [], "null": None,
 }  # fmt: skip
@@ -40,14 +40,14 @@ class ForcedCall:
 
 
 def forced_call(functions: Sequence[Function], name: str | None) -> ForcedCall:
-    """The call of the named function; None: of the first one. Raises UnfitChoice."""
+    """A call of the named function; name None: of the first function. Raises UnfitChoice."""
     for function in functions:
         if name in (None, function.name):
             schema = function.parameters or {}
             arguments = msgspec.json.encode(_object(schema, schema, 0)).decode()
             return ForcedCall(function.name, arguments, name is not None)
     if name is None:
-        raise UnfitChoice("tool_choice needs tools")
+        raise UnfitChoice("tool_choice needs tools, but the request has none")
     raise UnfitChoice(f"tool_choice names {name!r}, which is not in tools")
 
 
@@ -62,7 +62,7 @@ def _object(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> d
 
 
 def _value(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
-    """A value that a schema allows, as far as the keywords here say."""
+    """A simple value that a JSON schema allows; keywords that are not read here are ignored."""
     if depth > DEPTH_MAX or not isinstance(schema, dict):
         return None
     if "const" in schema:

@@ -1,4 +1,4 @@
-"""What vLLM 0.32 says of itself over HTTP. Pure."""
+"""Pages in which vLLM 0.32 describes itself over HTTP. Pure."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from simulator.live.exposition import Labels, family, histogram, metric
 from simulator.live.publisher import RING_BATCHES, Publisher
 
 RELEASE = "0.32.0"
-"""The release whose messages and endpoints this reproduces."""
+"""The release of vLLM whose pages these are."""
 
 
 def _version(_engine: Engine, _publisher: Publisher | None, _bootstrap: int | None) -> Any:
@@ -16,7 +16,8 @@ def _version(_engine: Engine, _publisher: Publisher | None, _bootstrap: int | No
 
 
 def _metrics(engine: Engine, _publisher: Publisher | None, _bootstrap: int | None) -> Any:
-    """Prometheus text; total_blocks and block_size are labels of an info gauge."""
+    """The engine's metrics in Prometheus' text format; the number of blocks and their size are
+    labels of an info gauge."""
     load = engine.load()
     own = {"engine": "0", "model_name": engine.config.model}
     return "".join(

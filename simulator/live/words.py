@@ -1,7 +1,8 @@
 """Answers that a person can read, for stand-in engines whose tokens are bytes. Pure.
 
-As greedy answers do, they depend on the prompt only. A client that sends such an answer back as
-part of a chat sends the tokens that the engine made, so that the next turn finds them in its cache.
+As greedy answers do, they depend on the prompt and the LoRA only. A client that sends such an
+answer back as part of a chat sends the tokens that the engine made, so that the next turn finds
+them in its cache.
 """
 
 import numpy as np
@@ -19,11 +20,13 @@ _WORDS = (
 _SENTENCE = 9
 """Words of a sentence."""
 _LETTERS = 4
-"""Bytes of a word with its space, at least, on average; twice as many words are drawn."""
+"""Lower bound of a word's mean bytes with its space; twice the words that it makes necessary are
+drawn."""
 
 
 def words_answer(prompt: TokenArray, max_tokens: int, lora_name: str) -> TokenArray:
-    """Sentences of random words, in ASCII, cut at max_tokens: simulator.engines.content.Answer."""
+    """An Answer (simulator.engines.content): sentences of random words in ASCII, a byte a token,
+    cut off at max_tokens."""
     key = xxh3_64_intdigest(prompt.tobytes() + lora_name.encode())
     count = max_tokens * 2 // _LETTERS + _SENTENCE
     drawn = np.random.Philox(key=key).random_raw(count) % np.uint64(len(_WORDS))

@@ -23,12 +23,12 @@ from simulator.schedulers.vllm.scheduler import VllmScheduler
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """An engine that is simulated."""
+    """A kind of simulated engine: its scheduler, its options, and its form as a process."""
 
     scheduler: Callable[[SchedulerConfig], Scheduler]
     config: type[SchedulerConfig]
     engine: Engine = VLLM
-    """Whose HTTP pages and events it has as a process."""
+    """The engine whose HTTP pages and events a stand-in of this kind has."""
     encode_batch: Callable[..., bytes] = vllm_wire.encode_batch
 
 

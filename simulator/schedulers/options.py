@@ -1,4 +1,5 @@
-"""An engine's limits from a profile, and its own options by name, as a command line gives them."""
+"""Makes the configuration of an engine's scheduler from a profile and from options by name, as a
+command line gives them."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -24,10 +25,11 @@ def scheduler_config(
     joined_steps_max: int = 1,
     options: Mapping[str, str] | None = None,
 ) -> SchedulerConfig:
-    """The limits of one engine, or of one rank. block_count: None: what the profile's memory holds.
+    """The configuration of an engine's scheduler. block_count: blocks of the engine, or of each
+    rank; None: as many as the profile's memory holds.
 
-    options: fields of the engine's configuration, as text, such as policy: lpm for SGLang.
-    Raises ValueError for options that it doesn't have, and for numbers that don't fit together.
+    options: fields of the engine's configuration, as text, such as policy: lpm for SGLang. Raises
+    ValueError for options that the engine doesn't have, and for numbers that don't fit together.
     """
     config = SCHEDULERS[engine].config
     blocks = profile.engine.blocks_of(block_size) if block_count is None else block_count
@@ -54,7 +56,7 @@ def scheduler_config(
 
 
 def _expected(hint: Any) -> str:
-    """What an option of this type may be, in words."""
+    """A phrase for the values that an option of this type takes."""
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(get_args(hint))
     words = {bool: "true or false", int: "a whole number", float: "a number"}

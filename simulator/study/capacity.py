@@ -1,7 +1,8 @@
-"""The smallest fleet that keeps a promise about the time to first token.
+"""The smallest fleet that keeps a promise: a statistic of the time to first token is in a bound.
 
-    sizes 1, 2, 4, ... until a size keeps it, or twice the size changes nothing; then bisection
-    between that size and the last failed size; then the next larger size, which must keep it, too
+    try 1, 2, 4, ... workers until a fleet keeps the promise, or doubling the fleet changes nothing;
+    bisect between this size and the last size that failed;
+    try the next larger size, which must keep the promise, too
 
 More workers need not mean less waiting: each has a cache of its own, and a larger fleet spreads
 prefixes thinner. So a size counts only if the next larger size keeps the promise as well; if it
@@ -19,17 +20,18 @@ from rich.table import Table
 from simulator.traffic.results import NOTHING_COUNTS, Outcome, RunResult, WarmUp
 
 ALIKE = 0.001
-"""Share of the time to first token by which doubled fleets that differ in nothing may differ."""
+"""Share of the time to first token by which two fleets may differ and still count as alike."""
 Percentile = Literal["mean", "p50", "p90", "p99"]
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The result of one size."""
+    """The result of one size of the fleet."""
 
     workers: int
     ttft_s: float
-    """The promised statistic; inf when it includes failed requests."""
+    """The promised statistic of the time to first token, in s; inf when it includes failed
+    requests."""
     kept: bool
 
 
@@ -40,14 +42,14 @@ class Capacity:
     workers: int | None
     """None: not even the largest allowed fleet keeps the promise."""
     trials: Sequence[Trial]
-    """Trials in order of size."""
+    """All trials, in order of size."""
     alone_s: float | None = None
-    """The promised statistic of requests that wait for no other, where it alone misses the promise;
-    None: larger fleets may keep it, or one does."""
+    """The promised statistic, in s, of a fleet so large that no request waits for another, if even
+    that fleet misses the promise; else None."""
 
     @property
     def is_monotone(self) -> bool:
-        """Whether every tried size above a good size is good."""
+        """Whether every tried size above a size that keeps the promise keeps it, too."""
         kept = [trial.kept for trial in self.trials]
         return kept == sorted(kept)
 
@@ -103,15 +105,16 @@ def smallest_fleet(
 
 
 def _alike(before_s: float, after_s: float) -> bool:
-    """Whether twice the workers made no difference: nobody waited any more."""
+    """Whether twice the workers made no difference: no request waits for another any more. Times in
+    s."""
     return np.isfinite(after_s) and abs(before_s - after_s) <= ALIKE * after_s
 
 
 def promised_ttft_s(run: RunResult, percentile: Percentile, warm_up: WarmUp) -> float:
-    """The promised statistic of a run's time to first token, in s.
+    """The statistic `percentile` of a run's times to first token, in s.
 
-    A failed or shed request counts as infinitely late. Percentiles are values of a request. Raises
-    ValueError when no request counts: any promise would be kept.
+    A failed or shed request counts as infinitely late. A percentile is the time of one request, not
+    interpolated. Raises ValueError when no request counts, since any promise would be kept.
     """
     ttft_s = np.where(run.outcome == Outcome.SERVED, run.ttft_s, np.inf)[warm_up.counted(run)]
     if not len(ttft_s):

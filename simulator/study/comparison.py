@@ -44,7 +44,7 @@ class Traffic:
     """Seconds after `from_s` that are played but not counted."""
     warm_up_requests: int = 0
     callers: Callers = field(default_factory=Callers)
-    """Tenants, priorities and wanted TTFTs that the trace doesn't have."""
+    """Tenants, priorities and SLOs that the trace doesn't have."""
 
     def at(self, rate: float, seed: int) -> Trace:
         """The trace to play, with its clock `rate` times faster.
@@ -54,11 +54,11 @@ class Traffic:
         spread = self.trace.spread(self.tick_s, seed)
         played = spread.window(self.from_s, self.until_s).at_rate(rate)
         if not played.requests:
-            raise ValueError("no request of the trace is left to play")
+            raise ValueError("no request of the trace is left to play: see --from and --until")
         return self.callers.of(played, seed)
 
     def warm_up(self, rate: float) -> WarmUp:
-        """The warm-up, of the same requests at every rate."""
+        """The warm-up in the time of a run at this rate: the same requests at every rate."""
         return WarmUp(self.warm_up_s / rate, self.warm_up_requests)
 
 
@@ -67,7 +67,7 @@ class Reuse(NamedTuple):
 
     infinite: Integers
     pooled: Integers
-    """Blocks by a cache of the fleet's size."""
+    """The same for one cache as large as those of the fleet together."""
 
 
 def compare(
@@ -83,9 +83,9 @@ def compare(
 ) -> list[Comparison]:
     """Plays the traffic for every rate, fleet (a policy each) and seed; a Comparison for each rate.
 
-    jobs: processes that share the work; with several, `play` must be importable there, and runs
-    show when they end. Raises ValueError as `Traffic.at` does, and when the warm-up leaves nothing
-    to count.
+    jobs: processes that share the work; with several, `play` must be importable there, and progress
+    is shown only when a run ends. Raises ValueError as `Traffic.at` does, and when the warm-up
+    leaves nothing to count.
     """
     traces = {(rate, seed): traffic.at(rate, seed) for rate in rates for seed in seeds}
     labels = {
@@ -155,7 +155,7 @@ def _comparison(
 def _play_all(
     tasks: Sequence[tuple[str, RunOptions, Trace]], play: Play, watcher: Watcher, jobs: int
 ) -> Iterator[RunResult]:
-    """The results of (label, options, trace), in their order."""
+    """Plays the tasks (label, options, trace); yields their results in the tasks' order."""
     if jobs == 1:
         for label, options, trace in tasks:
             yield play(options, trace, watcher.begin(label))
@@ -167,7 +167,8 @@ def _play_all(
 
 
 def reuse_by_request(trace: Trace, run: RunResult, cache_blocks: int) -> Reuse:
-    """What one cache would have had of each prompt, in the order of arrival in this run."""
+    """The blocks of each prompt that one cache would have had if requests arrive as in this run.
+    cache_blocks: size of the cache for `Reuse.pooled`."""
     order = np.argsort(run.arrival_s, kind="stable")
     requests = [trace.requests[i] for i in order]
     infinite, pooled = np.empty((2, len(order)), np.int64)

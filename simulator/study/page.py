@@ -29,7 +29,8 @@ _STUDY = files("simulator.study")
 
 
 def page(comparisons: Sequence[Comparison], command: str) -> str:
-    """The HTML of all rates. command: what repeats it."""
+    """The HTML page of comparisons, one for each rate. command: the command line that made them,
+    which the page shows."""
     first = comparisons[0]
     title = f"{first.trace}: {len(first.runs)} policies on {first.workers} workers"
     style = _picture_style() + _STUDY.joinpath("page.css").read_text()
@@ -49,7 +50,7 @@ def page(comparisons: Sequence[Comparison], command: str) -> str:
 
 
 def picture_file(picture: str) -> str:
-    """A picture as a file of its own."""
+    """The text of an SVG file with this picture and its style."""
     head, end, rest = picture.partition(">")
     return f"{head}{end}<style>{_picture_style()}</style>{rest}\n"
 
@@ -59,7 +60,7 @@ def _picture_style() -> str:
 
 
 def ttft_over_rates(comparisons: Sequence[Comparison]) -> str:
-    """The mean time to first token of each policy at each rate."""
+    """A picture (SVG) of the mean time to first token of each policy at each rate."""
     by_rate = sorted(comparisons, key=lambda comparison: comparison.rate)
     rates = np.array([comparison.rate for comparison in by_rate])
     lines = []
@@ -102,7 +103,7 @@ def _sections(comparison: Comparison) -> Iterator[str]:
 
 
 def _numbers(comparison: Comparison) -> str:
-    """The table that is printed."""
+    """The table that `kvroute replay` prints, as HTML."""
     table = table_of(comparison, comparison.runs)
     columns = [[str(cell) for cell in column.cells] for column in table.columns]
     heads = [Text.from_markup(str(column.header)).plain for column in table.columns]
@@ -110,7 +111,8 @@ def _numbers(comparison: Comparison) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], about: str) -> str:
-    """The first cell of a row is its name."""
+    """An HTML table; the first cell of each row is the row's name. about: label for screen
+    readers."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
     body = []
     for name, *cells in rows:

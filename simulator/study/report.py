@@ -34,7 +34,7 @@ class Run:
 
     @property
     def numbers(self) -> Aggregates:
-        """The mean over seeds."""
+        """The numbers of the run, as means over the seeds."""
         return mean_of(self.by_seed)
 
 
@@ -46,20 +46,20 @@ class Comparison:
     workers: int
     engine: str
     rate: float
-    """Speed of the trace's clock, times the recorded."""
+    """Factor by which the trace is played faster than it was recorded."""
     ceiling: Ceiling
-    """Ceiling over the requests that count."""
+    """Ceiling of the hit rates, over the requests that count."""
     pooled: Ceiling
-    """Pooled ceiling over them, of one LRU cache of the fleet's size."""
+    """Pooled ceiling, of one LRU cache as large as the fleet's, over the requests that count."""
     reusable: Integers
     """Blocks of each prompt in a single infinite cache; shape (requests,)."""
     slo: Slo
     seeds: Sequence[int]
     runs: Sequence[Run]
     grouped_by: str = ""
-    """What the groups are: tenant, priority; empty: there is one."""
+    """What groups the requests: tenant or priority; empty: all requests are one group."""
     groups: Sequence[str] = ()
-    """The group of each request; empty: there is one."""
+    """The group of each request; empty: all requests are one group."""
 
     def to_dict(self) -> dict[str, Any]:
         """The form of `kvroute replay --json`. Hit rates and ceilings are shares, 0 to 1."""
@@ -75,7 +75,8 @@ class Comparison:
 
 
 def run_label(policy: str, order: str) -> str:
-    """The name of a run in tables and pictures."""
+    """The name of a run in tables and pictures: its policy, and its order of the queue unless that
+    is the default."""
     return policy if order in ("", DEFAULT_ORDER) else f"{policy}, {order}"
 
 
@@ -130,8 +131,8 @@ def write_csv(comparisons: Sequence[Comparison], path: Path) -> None:
 
 
 def tables(comparison: Comparison, width: int) -> list[Table]:
-    """The runs side by side, beside the ceiling: as many in a table as fit into `width` columns,
-    and at least one."""
+    """Tables of the runs side by side, beside the ceiling: as many runs in a table as fit into
+    `width` columns, and at least one."""
     parts: list[list[Run]] = []
     room = 0
     for run in comparison.runs:
@@ -199,7 +200,7 @@ def table_of(comparison: Comparison, runs: Sequence[Run]) -> Table:
 
 
 def shadow_table(comparison: Comparison) -> Table | None:
-    """The results of shadow policies; None: there were none."""
+    """A table of the shadow policies' results; None: there were no shadow policies."""
     watched = [(run, name) for run in comparison.runs for name in run.first.shadows]
     if not watched:
         return None
@@ -219,7 +220,7 @@ def shadow_table(comparison: Comparison) -> Table | None:
 
 
 _CELL_WIDTH = 10
-"""Width of most numbers."""
+"""Width of the cells of most numbers, in characters."""
 _COLUMN_GAP = 3
 _FIXED_WIDTH = 40
 """Width of the rows' names, the ceiling and the edges."""
@@ -246,13 +247,14 @@ def _csv_cells(numbers: Aggregates) -> dict[str, object]:
 
 
 def _noted(runs: Sequence[Run]) -> list[str]:
-    """Names of the other counters that any run, with its first seed, has."""
+    """Names of the counters without a row of their own in the table that are above 0 in some run,
+    with its first seed."""
     names = {name for run in runs for name, count in run.first.counters.items() if count}
     return sorted(names - {"copies", "streams_live", "queue_timeouts", "queue_full"})
 
 
 def _promise(slo: Slo) -> str:
-    """The row's name for goodput, with its bounds."""
+    """Name of the table's row for goodput, with the bounds of the SLO."""
     kept = [("TTFT", slo.ttft_s), ("ITL", slo.itl_s)]
     bounds = [f"{name} <= {1e3 * most:g} ms" for name, most in kept if most is not None]
     return "\n  ".join(["goodput", *bounds]) if bounds else "served"

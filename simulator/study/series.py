@@ -1,4 +1,4 @@
-"""What pictures of a comparison show, as arrays of bounded size. Pure."""
+"""The data of a comparison's pictures, as arrays of bounded size. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,20 +13,22 @@ SPANS = 40
 QUANTILES = 200
 """Points of a distribution's curve."""
 CELLS_MAX = 400
-"""Columns of a heat map: a longer run has the highest value of each span."""
+"""Most columns of a heat map, a column a second; in a longer run a column has the highest value of
+several seconds."""
 GROUPS_MAX = 12
 """Groups of requests that are shown apart: the largest ones. The others are one group."""
 OTHERS = "all others"
 
 
 def time_edges(arrival_s: Floats) -> Floats:
-    """The edges of SPANS equal parts of the time in which requests arrive."""
+    """The SPANS + 1 edges of equal parts of the time in which requests arrive, in s."""
     last_s = float(np.nanmax(arrival_s, initial=0.0))
     return np.linspace(0.0, max(last_s, 1e-9), SPANS + 1)
 
 
 def hit_rates_over_time(run: RunResult, cached_blocks: Integers, edges_s: Floats) -> Floats:
-    """Block hit rate of the requests served that arrived between two edges; NaN without any."""
+    """Block hit rate of the requests served that arrived between an edge and the next, for each
+    such span; NaN for a span without requests. cached_blocks: of each request."""
     served = run.outcome == Outcome.SERVED
     arrival_s = run.arrival_s[served]
     cached, _ = np.histogram(arrival_s, edges_s, weights=cached_blocks[served])
@@ -37,7 +39,8 @@ def hit_rates_over_time(run: RunResult, cached_blocks: Integers, edges_s: Floats
 
 
 def quantiles(values: Floats) -> Floats:
-    """QUANTILES values, from the least to the greatest; empty without any. NaN is left out."""
+    """QUANTILES evenly spaced quantiles of the values, from the least to the greatest; NaN is left
+    out. Empty without values."""
     known = values[~np.isnan(values)]
     return np.quantile(known, np.linspace(0.0, 1.0, QUANTILES)) if len(known) else known
 
@@ -52,8 +55,8 @@ def load_by_worker(run: RunResult) -> Integers:
 
 
 def groups_of(trace: Trace) -> tuple[str, Sequence[str]]:
-    """What tells a trace's requests apart, and the group of each: their tenants, or their
-    priorities if those differ and the tenants don't; else there is one group."""
+    """What groups a trace's requests, and the group of each request: "tenant" if tenants differ,
+    else "priority" if priorities differ, else "" with all requests in one group."""
     tenants = [request.tenant or "(no tenant)" for request in trace.requests]
     if len(set(tenants)) > 1:
         return "tenant", tenants
@@ -72,13 +75,14 @@ class Waits:
     p50_s: float
     p90_s: float
     in_router_s: float
-    """Mean wait in the router."""
+    """Mean wait in the router before a pick."""
     unserved: int
-    """Failed or shed."""
+    """Requests that failed or were shed."""
 
 
 def waits_by_group(run: RunResult, groups: Sequence[str]) -> list[Waits]:
-    """The largest groups, by name, and the rest as one. NaN: none of the group was served."""
+    """The waits of the largest groups, by name, and of all other groups as one. NaN: no request of
+    the group was served."""
     names, numbers, counts = np.unique(groups, return_inverse=True, return_counts=True)
     if len(names) > GROUPS_MAX:
         largest = np.sort(np.argsort(-counts, kind="stable")[: GROUPS_MAX - 1])

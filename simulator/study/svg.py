@@ -17,7 +17,7 @@ import numpy as np
 from simulator.traffic.results import Floats, Integers
 
 COLOURS = 8
-"""Classes s0, s1 ... of lines; the ones after them are the same, dashed."""
+"""Number of CSS classes s0, s1 ... for lines; further lines use the same classes, dashed."""
 _WIDTH, _HEIGHT = 760, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 12, 44
 _MAP_LEFT, _ROW_MIN = 84, 2
@@ -27,7 +27,7 @@ _KEY_COLUMNS, _KEY_ROW = 3, 18
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Scale from values to a share of the picture, 0 to 1."""
+    """An axis: maps the values from low to high to a share of the picture, 0 to 1."""
 
     low: float
     high: float
@@ -55,7 +55,8 @@ class Axis:
 
 
 def nice_step(least: float) -> float:
-    """The next of 1, 2, 5, 10, 20 ... that is not below a number; 1 for none."""
+    """The smallest of ... 0.5, 1, 2, 5, 10, 20 ... that is at least `least`; 1 if `least` is not
+    above 0."""
     if not least > 0:
         return 1.0
     power = 10.0 ** floor(log10(least))
@@ -64,17 +65,17 @@ def nice_step(least: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A curve; `number` is that of its colour. NaN in y leaves a gap."""
+    """A curve. NaN in y leaves a gap."""
 
     label: str
     x: Floats
     y: Floats
     number: int | None
-    """None: the ceiling, in grey behind the others."""
+    """Number of the line's colour; None: the line is the ceiling, in grey behind the others."""
 
 
 def lines_picture(title: str, about: str, x: Axis, y: Axis, lines: Sequence[Line]) -> str:
-    """Curves over two axes, with the key of their labels below."""
+    """A picture (SVG) of curves over two axes, with the key of their labels below."""
     parts = [_axes(x, y)]
     for line in sorted(lines, key=lambda line: line.number is not None):
         path = _path(line, x, y)
@@ -144,8 +145,8 @@ def _axes(x: Axis, y: Axis) -> str:
 
 
 def heat_map(title: str, about: str, cells: Integers, most: int, seconds: int) -> str:
-    """Requests at each worker over time, shape (workers, spans). most: the value of the last
-    colour, the same for all maps that are compared."""
+    """A picture (SVG) of the requests at each worker over time. cells: shape (workers, spans).
+    most: the value of the last colour, the same for all maps that are compared."""
     workers = len(cells)
     height = min(360, max(40, _ROW_MIN * workers, 12 * min(workers, 24)))
     across = _WIDTH - _MAP_LEFT - _RIGHT
@@ -165,7 +166,8 @@ def heat_map(title: str, about: str, cells: Integers, most: int, seconds: int) -
 
 
 def png(cells: Integers, most: int) -> bytes:
-    """An indexed picture, a pixel a cell, by the colours of `ramp`. Format: RFC 2083."""
+    """A PNG picture with a pixel for each cell, in the colours of `ramp` from 0 to `most`. Format:
+    RFC 2083."""
     levels = np.clip(np.rint(cells * 255.0 / max(1, most)), 0, 255).astype(np.uint8)
     height, width = levels.shape
     rows = np.zeros((height, width + 1), np.uint8)  # each begins with the number of its filter
@@ -186,11 +188,11 @@ def png(cells: Integers, most: int) -> bytes:
 
 
 _STOPS = ((13, 27, 42), (20, 83, 116), (38, 139, 134), (134, 192, 91), (253, 231, 76))
-"""Dark to light, readable without colours; the same on light and dark pages."""
+"""Colours of `ramp`, dark to light: readable without colours; the same on light and dark pages."""
 
 
 def ramp(share: float) -> tuple[int, int, int]:
-    """The colour of a share, 0 to 1."""
+    """The colour of a share, 0 to 1, as red, green and blue, 0 to 255."""
     place = min(max(share, 0.0), 1.0) * (len(_STOPS) - 1)
     first = min(int(place), len(_STOPS) - 2)
     rest = place - first

@@ -1,1 +1,1 @@
-"""Traces and their results. Pure except for reading files."""
+"""Traces of requests, and the results of runs that play them. Pure except for reading files."""

@@ -1,6 +1,6 @@
-"""Callers of a trace's requests: tenants, priorities and wanted TTFTs, drawn by a seed. Pure.
+"""Callers of a trace's requests: tenants and priorities, drawn by a seed, and SLOs. Pure.
 
-Drawn tenants and priorities replace those of the trace; a TTFT of the trace stays.
+Drawn tenants and priorities replace those of the trace; an SLO of the trace stays.
 
 Laws: turns of a session have one tenant and one priority; the same seed gives the same callers.
 """
@@ -19,7 +19,8 @@ PRIORITY_MIN, PRIORITY_MAX = -(1 << 31), (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Priorities:
-    """Priorities by chance, or by tenant; a request that has neither keeps the trace's."""
+    """Priorities by chance, or by tenant; a request that gets none here keeps its priority of the
+    trace."""
 
     shares: tuple[tuple[int, float], ...] = ()
     """Priority and its share of the requests or sessions; the shares add up to 1."""
@@ -27,7 +28,7 @@ class Priorities:
 
     @classmethod
     def parse(cls, text: str) -> "Priorities":
-        """Raises ValueError with the three forms.
+        """Priorities from a text in one of three forms. Raises ValueError, which names the forms.
 
         trace                     as in the trace
         random:LOW,HIGH:SHARE     SHARE of the requests have HIGH, the others LOW; further
@@ -56,25 +57,29 @@ _FORMS = "expected trace, random:LOW,HIGH:SHARE or tenant:NAME=PRIORITY,..."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Callers:
-    """Raises ValueError for what can't be drawn."""
+    """The callers to draw for a trace. Raises ValueError for numbers out of bounds."""
 
     tenants: int = 0
-    """Drawn for the requests or sessions, and named tenant-1 and so on; 0: those of the trace."""
+    """Number of tenants to draw for requests or sessions, named tenant-1 and so on; 0: the trace's
+    tenants stay."""
     skew: float = 1.0
     """Exponent s of Zipf's law: tenant k has a share of requests proportional to 1 / k^s."""
     priorities: Priorities = field(default_factory=Priorities)
     ttft_slo_s: float | None = None
     tpot_slo_s: float | None = None
-    """What a request names to the router that has no TTFT of its own in the trace."""
+    """SLOs in seconds, of the time to first token and of the mean time between tokens, that a
+    request without its own in the trace sends to the router; None: none."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.tenants <= TENANTS_MAX:
-            raise ValueError(f"tenants: 0 to {TENANTS_MAX:,}, got {self.tenants:,}")
+            raise ValueError(
+                f"the number of tenants must be 0 to {TENANTS_MAX:,}, got {self.tenants:,}"
+            )
         if not 0 <= self.skew <= 10:
-            raise ValueError(f"the exponent of tenants' sizes is 0 to 10, got {self.skew:g}")
+            raise ValueError(f"the exponent of tenants' sizes must be 0 to 10, got {self.skew:g}")
 
     def of(self, trace: Trace, seed: int) -> Trace:
-        """The trace with its callers."""
+        """The trace with the tenants, priorities and SLOs of its callers, drawn by `seed`."""
         if self == Callers():
             return trace
         rng = Random(f"{seed}/callers")
@@ -91,7 +96,8 @@ class Callers:
         return replace(trace, requests=tuple(requests))
 
     def _drawn(self, request: TraceRequest, sizes: list[float], rng: Random) -> TraceRequest:
-        """The first request of a session, or one without a session, with what chance gives it."""
+        """A session's first request, or a request without a session, with its drawn tenant and
+        priority."""
         if sizes:
             number = rng.choices(range(len(sizes)), cum_weights=sizes)[0]
             request = replace(request, tenant=f"tenant-{number + 1}")
@@ -101,7 +107,8 @@ class Callers:
         return request
 
     def _named(self, request: TraceRequest, first: TraceRequest) -> TraceRequest:
-        """A request with what was drawn for it, or for the first one of its session."""
+        """A request with the tenant and priority drawn for `first`, the first request of its
+        session, and with its SLOs."""
         tenant = first.tenant if self.tenants else request.tenant
         priority = first.priority if self.priorities.shares else request.priority
         slo_s = self.ttft_slo_s if request.ttft_slo_s is None else request.ttft_slo_s
@@ -120,15 +127,15 @@ def _shares(text: str) -> tuple[tuple[int, float], ...]:
     values = [_priority(word) for word in words.split(",")]
     others = [float(word) for word in numbers.split(",")]
     if len(values) != len(others) + 1:
-        raise ValueError("a share for each priority but the first")
+        raise ValueError("expected a share for each priority but the first")
     rest = 1.0 - sum(others)
     if not all(isfinite(share) and share >= 0 for share in (rest, *others)):
-        raise ValueError("shares are 0 to 1, and 1 at most together")
+        raise ValueError("shares are 0 to 1, and add up to 1 at most")
     return tuple(zip(values, (rest, *others), strict=True))
 
 
 def _priority(text: str) -> int:
     value = int(text)
     if not PRIORITY_MIN <= value <= PRIORITY_MAX:
-        raise ValueError(f"priorities are {PRIORITY_MIN} to {PRIORITY_MAX}")
+        raise ValueError(f"priorities are {PRIORITY_MIN} to {PRIORITY_MAX}, got {value}")
     return value

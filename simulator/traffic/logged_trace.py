@@ -1,11 +1,11 @@
-"""Requests of a router's decision log, as rows of a trace: what other policies, other numbers of
-engines or other caches would have made of the traffic that was recorded.
+"""Requests of a router's decision log as rows of a trace, to replay recorded traffic with other
+policies, other numbers of engines or other caches.
 
-A line needs the hashes of its prompt (`decision_log.hashes`). A request that was refused, and tried
-again, counts once, as it came first; one that was refused before any worker was looked at has no
-prompt in the log, and is left out. One whose tokens the router did not know, such as of
-/v1/embeddings, shares its prompt with nobody. Output tokens are what the request expected, a
-client's `max_tokens`: the log does not know what came.
+A line needs the hashes of its prompt (`decision_log.hashes`). A request that was refused and tried
+again counts once, at its first line; a request that was refused before any worker was looked at has
+no prompt in the log, and is left out. A request whose tokens the router did not know, such as of
+/v1/embeddings, shares its prompt with no other. Output tokens are those that the request expected,
+a client's `max_tokens`: the log does not have the answer's length.
 """
 
 from collections.abc import Mapping
@@ -20,11 +20,12 @@ from simulator.traffic.trace_columns import TraceError
 OUTPUT_TOKENS = 256
 """Output tokens of a request that expected no number."""
 REQUESTS_MAX = 10_000_000
-"""Requests of a log whose ids are remembered: 1 GB. Later ones count each time they are logged."""
+"""Requests of a log whose ids are remembered, in 1 GB. Later requests count each time they are
+logged."""
 
 
 class LoggedTrace:
-    """The lines of one log."""
+    """Reads the lines of one decision log, in their order."""
 
     def __init__(self) -> None:
         self.id_tokens = 0
@@ -37,8 +38,8 @@ class LoggedTrace:
         return "v" in cells and "replica" in cells
 
     def cells(self, logged: Mapping[str, Any], number: int) -> dict[str, Any] | None:
-        """A request's cells, by names of simulator/traffic/trace_columns.py; None: the line adds no
-        request. Raises TraceError."""
+        """The cells of a line's request, by names of simulator/traffic/trace_columns.py; None: the
+        line adds no request. number: of the line, for errors. Raises TraceError."""
         content = logged.get("decision") if "reason" in logged else logged
         if content is None:
             return None
@@ -69,8 +70,8 @@ class LoggedTrace:
         }
 
     def _ids(self, prefixes: bytes, prompt_tokens: int, number: int) -> list[int]:
-        """An id for each block. Those that have no hash are this line's alone: the last block, if
-        it is not full, and all of a prompt without tokens."""
+        """An id for each block of a prompt. A block without a hash gets an id that no other line
+        has: a last block that is not full, and all blocks of a prompt whose tokens are unknown."""
         needed = -(-prompt_tokens // self.id_tokens)
         ids: list[int] = np.frombuffer(prefixes, ">u8")[:needed].tolist()
         own = number << 32

@@ -60,17 +60,19 @@ class ShadowResult:
     agreements: int
     """Decisions in which its cheapest workers include the picked worker."""
     predicted_tokens_more: int
-    """Usable overlap of its own choices, less that of the picks; with ties, their mean."""
+    """Tokens of usable overlap of its own choices, less those of the picks, summed; of tied
+    choices, the mean."""
     predicted_s_sooner: float
     """Sum of the seconds by which first tokens would have come sooner, by the router's rates."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Columns:
-    """What a run's record has of each request, in their order."""
+    """Arrays with a value for each request of a run, in the order of the trace; shape
+    (requests,)."""
 
     arrival_s: Floats
-    """When the client sent it, since the start of the run."""
+    """Seconds from the start of the run until the client sent the request."""
     queue_s: Floats
     """Seconds from arrival to the first step that computed part of it, with the wait in the
     router."""
@@ -108,7 +110,7 @@ class Columns:
 
     @classmethod
     def unknown(cls, count: int) -> "Columns":
-        """The columns of so many requests that have not come yet."""
+        """The columns of `count` requests of which none has arrived."""
         values: dict[str, Any] = {
             column.name: np.full(count, np.nan)
             if column.type == Floats
@@ -141,7 +143,7 @@ class RunResult(Columns):
     wall_s: float
     """Wall time of the run."""
     counters: Mapping[str, int] = field(default_factory=dict)
-    """Other counters of the fleet, such as `copies` of hot prefixes."""
+    """Name -> count: other counters of the fleet, such as `copies` of hot prefixes."""
     failures: Mapping[str, int] = field(default_factory=dict)
     """Reason -> failed requests; adds up to all failed requests."""
 
@@ -175,7 +177,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """The bounds of a good request; None: no bound."""
+    """The bounds, in seconds, within which a served request counts as good; None: no bound."""
 
     ttft_s: float | None = None
     itl_s: float | None = None
@@ -208,13 +210,13 @@ class Aggregates:
     goodput_rps: float
     """Requests served within the SLO / seconds from the first arrival to the last end."""
     goodput_share: float
-    """Requests served within the SLO / all that count."""
+    """Requests served within the SLO / all requests that count."""
     queued: int
-    """That a router's queue took in, once or more often."""
+    """Requests that a router's queue took in, once or more often."""
     queue_timeouts: int
     """Waits in a router's queue that ended without a worker, in the whole run."""
     queue_full: int
-    """Refusals by a full queue, in the whole run; those that another request displaced included."""
+    """Refusals by a full queue in the whole run, displaced requests included."""
     preemptions: int
     copies: int
     wall_s: float
@@ -236,7 +238,7 @@ class WarmUp:
 def aggregate(
     run: RunResult, *, warm_up: WarmUp | None = None, slo: Slo | None = None
 ) -> Aggregates:
-    """The numbers of a run. Load counts from the first counted request on."""
+    """The numbers of a run. Load is counted from the first counted request on."""
     counted = (warm_up or WarmUp()).counted(run)
     served = counted & (run.outcome == Outcome.SERVED)
     counts = np.bincount(run.outcome[counted], minlength=len(Outcome))
@@ -269,7 +271,7 @@ def aggregate(
 
 
 def share(part: Integers, whole: Integers) -> float:
-    """sum(part) / sum(whole), 0 for nothing of nothing."""
+    """sum(part) / sum(whole); 0 if the whole is 0."""
     total = int(whole.sum())
     return int(part.sum()) / total if total else 0.0
 
@@ -284,7 +286,8 @@ def distribution(values: Floats) -> Distribution:
 
 
 def load_cv(in_flight: Integers) -> float:
-    """Mean over samples with any load of std / mean over workers; shape (samples, workers)."""
+    """Unevenness of load: std / mean over workers, averaged over the samples with any load.
+    in_flight: requests, shape (samples, workers)."""
     if not in_flight.size:
         return 0.0
     means = in_flight.mean(axis=1)

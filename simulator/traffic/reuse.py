@@ -1,9 +1,9 @@
-"""What a trace's prompts leave to reuse, in one cache for all workers. Pure.
+"""How much of a trace's prompts one cache for all workers could reuse. Pure.
 
-The ceiling of every hit rate is that of a single infinite cache that has a prompt as soon as it has
-arrived. Of a prompt it serves the leading blocks seen before, at most
-(prompt_tokens - 1) // block_size of them, since an engine computes at least one token. Hits are
-measured in the same unit.
+The ceiling of every hit rate is that of a single infinite cache that has a prompt as soon as the
+prompt has arrived. The cache serves the leading blocks of a prompt that were seen before, at most
+(prompt_tokens - 1) // block_size of them, since an engine computes at least one token. A fleet's
+hits are measured in the same unit.
 
 Law: no fleet that serves a trace's requests in this order has a higher hit rate.
 
@@ -35,14 +35,15 @@ class Ceiling:
 
 
 def reuse_ceiling(requests: Sequence[TraceRequest], block_size: int) -> Ceiling:
-    """The ceiling of requests that come in this order; 0 of nothing. Raises ValueError for a block
-    size that the trace's ids can't be expanded to."""
+    """The ceiling of requests that come in this order; 0 without requests. Raises ValueError for a
+    block size that the trace's ids can't be expanded to."""
     tokens = np.array([request.prompt_tokens for request in requests], np.int64)
     return ceiling_of(tokens, reusable_blocks(requests, block_size), block_size)
 
 
 def ceiling_of(prompt_tokens: Integers, reusable: Integers, block_size: int) -> Ceiling:
-    """The ceiling of prompts with these reusable blocks."""
+    """The ceiling of prompts from their tokens and their reusable blocks; both of shape
+    (requests,)."""
     hits, blocks = int(reusable.sum()), int((prompt_tokens // block_size).sum())
     return Ceiling(
         blocks=hits / blocks if blocks else 0.0,
@@ -56,10 +57,10 @@ def reusable_blocks(
     """Usable leading blocks of each prompt in one cache of `cache_blocks` blocks; shape
     (requests,).
 
-    Works on the ids of the trace, which is exact for an infinite cache: of a piece of text with one
-    id, the blocks seen are those that the longest earlier prompt with the same chain of ids has of
-    it. A finite cache evicts such a piece as a whole. If a block has several ids, its own name
-    stands for them.
+    A prompt is looked at in pieces: the text of one id of the trace, or of one block if a block has
+    several ids. A piece's blocks in the cache are those of the longest earlier prompt with the same
+    chain of ids, which is exact for an infinite cache. A finite cache evicts a piece as a whole.
+    Raises ValueError as `reuse_ceiling` does.
     """
     for id_tokens in {request.id_tokens for request in requests}:
         check_block_size(block_size, id_tokens)
@@ -91,5 +92,5 @@ def reusable_blocks(
 
 
 def _pieces(request: TraceRequest, block_size: int) -> HashIds:
-    """Names of the parts of a prompt: its ids, or its full blocks if these are longer."""
+    """Names of a prompt's pieces: its ids, or the names of its full blocks if blocks are longer."""
     return request.hash_ids if block_size <= request.id_tokens else request.block_hashes(block_size)

@@ -1,12 +1,12 @@
 """Requests of a trace: their arrivals, lengths, and shared text. Pure.
 
 A prompt is given by ids, one for each 512 tokens (or another number, the same for a whole trace);
-the last may be partial. Equal ids mean equal text, for the same model and LoRA. Everything is
-derived from the id alone and lazily, since a long trace has a hundred million tokens: the names of
-a prompt's blocks for virtual runs, token ids for engines that need them.
+the last id may stand for fewer. Equal ids mean equal text, for the same model and LoRA. The names
+of a prompt's blocks, for virtual runs, and its token ids, for engines that need them, are derived
+from the ids alone, and only on demand, since a long trace has a hundred million tokens.
 
 Law: two requests whose first k ids are equal share block hashes, and token ids, as far as both
-reach into them, and nothing else is shared.
+prompts reach into the text of these ids, and nothing else is shared.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ class TraceRequest:
     ttft_slo_s: float | None = None
     """Seconds from the arrival within which the first token is good, at every rate of the trace."""
     tpot_slo_s: float | None = None
-    """Mean seconds between tokens that are good at most, at every rate of the trace."""
+    """Most seconds between tokens, in the mean, that are good, at every rate of the trace."""
 
     def block_hashes(self, block_size: int) -> HashIds:
         """A name for each full block, which depends on the text of the block alone.
@@ -103,7 +103,7 @@ class Trace:
     tick_s: float = 0.0
     """Length of the ticks of the time stamps, over which arrivals were spread; 0: no ticks."""
     columns: tuple[ColumnUse, ...] = ()
-    """Columns of its file."""
+    """The columns of the trace's file, with their meanings."""
 
     @property
     def is_closed_loop(self) -> bool:
@@ -170,7 +170,7 @@ class Trace:
 
 
 def check_block_size(block_size: int, id_tokens: int = ID_TOKENS) -> None:
-    """Raises ValueError for a size that blocks of a trace can't have."""
+    """Raises ValueError unless one of block_size and id_tokens divides the other."""
     if block_size < 1 or (id_tokens % block_size and block_size % id_tokens):
         raise ValueError(
             f"a trace's ids stand for {id_tokens} tokens: blocks of {block_size} are no part and no"
@@ -179,7 +179,7 @@ def check_block_size(block_size: int, id_tokens: int = ID_TOKENS) -> None:
 
 
 def served_by(hash_ids: HashIds, model: str | None, lora_name: str | None) -> HashIds:
-    """Ids that are equal only for equal text, model and LoRA."""
+    """Ids for a model and a LoRA: equal only for equal text, model and LoRA; shape as hash_ids."""
     if model is None and lora_name is None:
         return hash_ids
     key = xxh3_64_intdigest(f"{model or ''}\0{lora_name or ''}".encode())

@@ -39,7 +39,7 @@ _Ids = list[Annotated[int, Meta(ge=0)]]
 
 
 class Column(NamedTuple):
-    """The meaning of a name."""
+    """The meaning of a column's name."""
 
     field: str
     """Field of a TraceRequest, or of its text or chat."""
@@ -120,7 +120,7 @@ _BAILIAN: dict[str, Column | None] = {
     "chat_id": Column("chat", Text, "chat; the first chat of a chain names the session"),
     "parent_chat_id": Column("parent_chat", Text, "chat that this chat continues; -1: none"),
 }
-"""Other meanings in a file with a `chat_id`."""
+"""Names with another meaning in a file that has a column `chat_id` (Bailian's); None: not read."""
 
 
 class TraceColumns:
@@ -184,7 +184,7 @@ class TraceColumns:
                     f"line {number}, column {self.name_of(field)}: is empty or missing"
                 )
         if self.has_ids != ("hash_ids" in fields):
-            mistake = "is empty or missing" if self.has_ids else "the first row has none"
+            mistake = "is empty or missing" if self.has_ids else "is not in the first row"
             raise TraceError(f"line {number}, column hash_ids: {mistake}")
         return fields
 

@@ -4,9 +4,10 @@ Names of columns: simulator/traffic/trace_columns.py. In Mooncake's files, and f
 `session_id`, `turn` and `think_ms`, `hash_ids` name the text of a prompt: an id for each 512 tokens
 (or `id_tokens`), the last id perhaps partial. Prompts of other files share text only by these
 columns: `session_id` (each prompt continues the session's longest prompt so far) and `prefix_id`
-with `prefix_tokens` (the prompt begins with these tokens of a common text; whole ids are shared).
-A turn with `think_ms` starts so long after the end of the turn before; its arrival is then only the
-time in the recording. A router's decision log is a trace, too (simulator/traffic/logged_trace.py).
+with `prefix_tokens` (the prompt begins with these tokens of a common text; whole ids are shared). A
+turn with `think_ms` starts so many milliseconds after the end of the turn before; its arrival is
+then only the time in the recording. A router's decision log is a trace, too
+(simulator/traffic/logged_trace.py).
 
 Blank lines are skipped. Lines are in order of time.
 """
@@ -37,7 +38,7 @@ SLICES = {
 """The slices of public traces in this package; data/README.md names their origin."""
 
 NAMES_MAX = 256
-"""Models, and LoRAs, of a trace: every engine's heartbeat lists them."""
+"""Most models, and most LoRAs, of a trace: every engine's heartbeat lists them."""
 
 _U64_MAX = (1 << 64) - 1
 
@@ -59,7 +60,7 @@ def load_trace(trace: str | Path, id_tokens: int = ID_TOKENS) -> Trace:
             f"{trace}: {error.strerror}; included slices: {', '.join(SLICES)}"
         ) from error
     except UnicodeDecodeError as error:
-        raise TraceError(f"{path}: is not text: {error}") from error
+        raise TraceError(f"{path}: is not text in UTF-8: {error}") from error
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from error
 
@@ -70,7 +71,7 @@ def read_trace(lines: Iterable[str], id_tokens: int = ID_TOKENS) -> Iterator[Tra
 
 
 class _TraceFile:
-    """A file that is being read."""
+    """A trace file that is being read."""
 
     def __init__(self, lines: Iterable[str], id_tokens: int) -> None:
         self.columns: TraceColumns | None = None
@@ -185,7 +186,8 @@ class _TraceFile:
         return TraceError(f"line {number}, column {column}: {mistake}")
 
     def _remember(self, field: str, name: str | None, number: int) -> None:
-        """Raises TraceError for more names than a heartbeat may list."""
+        """Remembers the name of a model or LoRA; raises TraceError for more than NAMES_MAX
+        names."""
         names = self._names[field]
         if name is not None and name not in names:
             if len(names) == NAMES_MAX:
@@ -218,7 +220,8 @@ class _TraceFile:
 
 @dataclass(slots=True)
 class _Texts:
-    """Ids for the texts of a file without ids: of prefixes, of sessions, of everything else."""
+    """Makes the ids of prompts for a file without hash_ids: prompts of one prefix or session begin
+    with the same ids; all other ids are new."""
 
     id_tokens: int
     _fresh: Iterator[int] = field(default_factory=count)
@@ -237,19 +240,20 @@ class _Texts:
         return self._begin(self._texts.setdefault(("session", session_id), prefix), id_count)
 
     def _begin(self, text: list[int], id_count: int) -> list[int]:
-        """The first ids of a text, which grows to that length."""
+        """The first `id_count` ids of a text, which new ids extend to that length."""
         text.extend(islice(self._fresh, max(0, id_count - len(text))))
         return text[:id_count]
 
 
 def _csv_columns(header: list[str], number: int) -> TraceColumns:
-    """Raises TraceError for a line that is not a header, or lacks a column."""
+    """The columns of a CSV header. Raises TraceError for a line that is no header, or lacks a
+    column."""
     columns = TraceColumns(header, cells_are_text=True)
     if columns.missing:
         wanted = " and ".join(columns.missing)
         raise TraceError(
-            f"line {number}: neither JSON nor a CSV header with a column {wanted}:"
-            f" {','.join(header)[:100]!r}"
+            f"line {number}: expected JSON, or a CSV header with a column {wanted},"
+            f" got {','.join(header)[:100]!r}"
         )
     twice = [name for name, times in Counter(header).items() if name and times > 1]
     if twice:

@@ -1,1 +1,1 @@
-"""A fleet, its routers and their network in virtual time, on one heap. Pure."""
+"""A fleet, its routers and their network in virtual time, on one heap of timed calls. Pure."""

@@ -56,7 +56,7 @@ class Life:
     prompt: Prompt
     content: Callable[[], Content]
     role: Role
-    """The role of the worker that it needs now."""
+    """The role of the worker that the request needs now."""
     losses: int = 0
     """Attempts that were lost with their worker."""
     refusals: int = 0
@@ -89,25 +89,25 @@ class Asking:
 
     @property
     def request_id(self) -> str:
-        """See Job."""
+        """Id of the request, another for each attempt: see Life.request_id."""
         return self.request.request_id
 
     @property
     def owner(self) -> str:
-        """See Job."""
+        """Name of the caller's identity: empty, since no client needs a key."""
         return ""
 
     def decide(self, waited_s: float, may_exceed: bool) -> Reservation:
-        """See Job."""
+        """Reserves a worker for the request, and sends the request there; raises Refusal."""
         return self.clients.route(self.life, self.router, self.request, may_exceed).reservation
 
     def refuse(self, refusal: Refusal) -> None:
-        """See Job."""
+        """Called when the request leaves the queue without a worker."""
         self.clients.refused(self.life, refusal)
 
 
 class Clients:
-    """All requests of a trace. `start` first."""
+    """The clients of all requests of a trace. Call `start` first."""
 
     def __init__(
         self, timeline: Timeline, options: RunOptions, trace: Trace, record: RunRecord
@@ -139,7 +139,7 @@ class Clients:
                 self._timeline.at(request.arrival_s, partial(self._arrive, index))
 
     def on_output(self, output: Output) -> None:
-        """A first or a last token came."""
+        """Reports a request's first or last token, which came from an engine."""
         life = self._computing.get(output.sequence.request_id)
         if life is None or life.sequence is not output.sequence:
             return
@@ -149,7 +149,7 @@ class Clients:
             self._finish(life, output.sequence)
 
     def on_engine_died(self, engine: VirtualEngine) -> None:
-        """An engine died: its requests are lost."""
+        """Handles the death of an engine: its requests are lost, and sent again."""
         for life in list(self._computing.values()):
             if life.worker is not None and life.worker.engine is engine:
                 self._lose(life)
@@ -194,7 +194,8 @@ class Clients:
         return prompt, partial(ChainContent, names, f"r{index}")
 
     def _place(self, life: Life) -> None:
-        """Requests a worker from a router, and sends the request there."""
+        """Requests a worker from a router, and sends the request to it; or sends it past the
+        routers."""
         options, now_s = self._options, self._timeline.now_s
         if options.past_router_share and self._rng.random() < options.past_router_share:
             self._record.counters["past_router"] += 1
@@ -237,7 +238,7 @@ class Clients:
             self._fleet.witness.on_turns(router, now_s)
 
     def route(self, life: Life, router: VirtualRouter, request: Request, may_exceed: bool) -> Pick:
-        """Reserves a worker, and sends the request there; raises Refusal."""
+        """Reserves a worker at a router, and sends the request there; raises Refusal."""
         options, now_s = self._options, self._timeline.now_s
         watch = self._watch if options.shadows else None
         pick = router.core.route(request, now_s, watch=watch, may_exceed=may_exceed)
@@ -268,7 +269,7 @@ class Clients:
             shadow.watch(decision)
 
     def refused(self, life: Life, refusal: Refusal) -> None:
-        """A request that waited gets no worker."""
+        """Handles a refusal of a request that waited at a router."""
         self._record.counters["displaced"] += refusal.reason is Reason.QUEUE_FULL
         self._on_refusal(life, refusal)
 
@@ -302,7 +303,8 @@ class Clients:
             self._end(life)
 
     def _patience_s(self, life: Life) -> float:
-        """How long after the arrival a request is sent again: no longer than to its deadline."""
+        """Seconds from a request's arrival in which it is sent again; no longer than to its
+        deadline."""
         deadline_s, patience_s = life.request.deadline_s, self._options.patience_s
         return patience_s if deadline_s is None else min(patience_s, deadline_s)
 
@@ -387,7 +389,8 @@ class Clients:
         self._end(life)
 
     def _lose(self, life: Life, failure: Ending = Ending.FAILED_WORKER) -> None:
-        """Its worker is gone: the client gets an error, and sends it again."""
+        """Handles the loss of a request's worker: the client gets an error, and sends the request
+        again, resends_max times at most."""
         worker = life.worker
         if worker is None:
             raise AssertionError(f"{life.request_id} is lost, but was at no worker")
@@ -416,7 +419,7 @@ class Clients:
         self._end(life)
 
     def _end(self, life: Life) -> None:
-        """Ends a request in any outcome; its client goes on."""
+        """Ends a request in any outcome; its client plans the session's next turn."""
         columns, now_s = self._columns, self._timeline.now_s
         columns.losses[life.index] = life.losses
         self._record.note(Happened.ENDED, now_s, life.index, int(columns.outcome[life.index]))
@@ -458,7 +461,8 @@ class Clients:
 
 
 def _wait(life: Life, now_s: float) -> Wait:
-    """What a request's caller says of its wait, on the router's clock."""
+    """The terms of a request's wait in a router's queue, by its caller: priority, deadline,
+    TTFT."""
     request, waited_s = life.request, now_s - life.arrived_s
     slo_s, deadline_s = request.ttft_slo_s, request.deadline_s
     return Wait(
@@ -469,7 +473,7 @@ def _wait(life: Life, now_s: float) -> Wait:
 
 
 def _objective(life: Life) -> Objective | None:
-    """The objectives that a request's caller names."""
+    """The latency objectives that a request's caller names; None: the caller names none."""
     request = life.request
     if request.ttft_slo_s is None and request.tpot_slo_s is None:
         return None

@@ -36,9 +36,9 @@ from simulator.world.virtual_fleet import VirtualFleet, Witness
 from simulator.world.virtual_router import VirtualRouter
 
 ENDED_BY_ROUTER = (Ending.EXPIRED, Ending.WORKER_LOST)
-"""The router gave the worker up, which may be healthy."""
+"""Endings by which a router gives a reservation up, though the worker may be healthy and go on."""
 WAITERS_MAX = 64
-"""Waiting requests of a router that are looked at, after each turn and in each second."""
+"""Most waiting requests of a router that are checked, after each turn and in each second."""
 
 
 class LawBroken(AssertionError):
@@ -50,29 +50,29 @@ class LawBroken(AssertionError):
 
 
 class Laws(Witness):
-    """Checks one run."""
+    """Checks the laws of one run; a check that fails raises LawBroken."""
 
     def __init__(self, fleet: VirtualFleet, clients: Clients, record: RunRecord) -> None:
         self.checks: Counter[str] = Counter()
-        """Law -> checks"""
+        """Law -> number of checks made"""
         self._fleet = fleet
         self._clients = clients
         self._record = record
         self._copies: dict[WorkerKey, Counter[tuple[Tier, int]]] = {
             worker.key: Counter() for worker in fleet.workers
         }
-        """Rank -> (tier, hash) -> copies by its events"""
+        """Rank -> (tier, hash) -> number of copies by the rank's events"""
         self._added: Counter[str] = Counter()
         """Engine -> requests added since its last start"""
 
     @override
     def on_added(self, engine: VirtualEngine) -> None:
-        """A request was added to an engine."""
+        """Counts a request that was added to an engine."""
         self._added[engine.engine_id] += 1
 
     @override
     def on_restart(self, engine: VirtualEngine) -> None:
-        """An engine has restarted, empty."""
+        """Forgets the requests and blocks of an engine that has restarted, empty."""
         self._added[engine.engine_id] = 0
         for key, copies in self._copies.items():
             if key.worker_id == engine.engine_id:
@@ -80,7 +80,8 @@ class Laws(Witness):
 
     @override
     def on_events(self, key: WorkerKey, events: Iterable[PoolEvent]) -> None:
-        """Events of a rank."""
+        """Applies the events of a rank to its blocks; checks that only stored blocks are
+        removed."""
         copies = self._copies[key]
         for event in events:
             match event:
@@ -98,7 +99,7 @@ class Laws(Witness):
 
     @override
     def on_finished(self, sequence: Sequence) -> None:
-        """A request has finished."""
+        """Checks the tokens of a request that has finished."""
         self.checks["tokens"] += 1
         requested = sequence.submission.output_tokens
         cached = sequence.cached_tokens
@@ -110,7 +111,7 @@ class Laws(Witness):
 
     @override
     def on_settled(self, engine: VirtualEngine) -> None:
-        """An engine's step has ended, and the next has not begun."""
+        """Checks blocks, events and requests of an engine between two of its steps."""
         self.checks["blocks"] += 1
         finished = 0
         for rank in range(engine.ranks):
@@ -133,7 +134,7 @@ class Laws(Witness):
 
     @override
     def on_picked(self, router: VirtualRouter, key: WorkerKey) -> None:
-        """A router has just reserved a worker."""
+        """Checks the slots of a worker that a router has just reserved."""
         self.checks["slots"] += 1
         slots = heartbeat_of(router.view.sources[key]).total_slots
         taken = (router.core.fleet.loads.get(key) or WorkerLoad()).active_requests()
@@ -142,7 +143,8 @@ class Laws(Witness):
 
     @override
     def on_turns(self, router: VirtualRouter, now_s: float) -> None:
-        """The requests that wait at a router have had their turns."""
+        """Checks, after the turns of a router's waiting requests, that none of them waits while a
+        worker has room for it."""
         queue, room = router.admission.queue, router.core.fleet.room
         seen: set[Hashable] = set()
         for pool, waiter in islice(queue.waiters(), WAITERS_MAX):
@@ -158,7 +160,8 @@ class Laws(Witness):
                 raise LawBroken("work", f"{waiter} waits at {router!r}, which has room for it")
 
     def on_tick(self, now_s: float) -> None:
-        """Called every second."""
+        """Checks, every second, the requests of the run, and the load and the queue of each
+        router."""
         self.checks["requests"] += 1
         record, lives = self._record, self._clients.lives
         if record.arrived != record.ended + len(lives):
@@ -170,7 +173,8 @@ class Laws(Witness):
             self.on_turns(router, now_s)
 
     def at_the_end(self) -> None:
-        """All requests have ended, and every stream had time to recover."""
+        """Checks load and index of every router once all requests have ended and all streams have
+        had time to recover."""
         for router in self._fleet.routers:
             self._check_reserved(router)
             for worker in self._fleet.workers:
@@ -190,7 +194,8 @@ class Laws(Witness):
                 self.checks["index"] += 1
 
     def _check_queue(self, router: VirtualRouter) -> None:
-        """What came into a router's queue has left it in one of the ways, or waits there alone."""
+        """Checks that every request that came into a router's queue has left it with a counted
+        fate, or waits there and is in no engine."""
         self.checks["queue"] += 1
         queue = router.admission.queue
         left = sum(count for fate, count in queue.counts.items() if fate is not Fate.ARRIVED)
@@ -202,7 +207,8 @@ class Laws(Witness):
                 raise LawBroken("queue", f"{waiter} waits at {router!r}, and is in an engine")
 
     def _check_reserved(self, router: VirtualRouter) -> None:
-        """A router's load is the sum over its open reservations, whose requests are in flight."""
+        """Checks that a router's load is the sum over its open reservations, whose requests are in
+        flight."""
         self.checks["load"] += 1
         core = router.core
         keys = [worker.key for worker in self._fleet.workers]
@@ -239,7 +245,7 @@ class Laws(Witness):
 
 
 def _is_held(router: VirtualRouter, waiter: Waiter, now_s: float) -> bool:
-    """Whether a rule with a name holds a request though workers may have room."""
+    """Whether a rule with a name makes a request wait though workers may have room."""
     queue = router.admission.queue
     if not router.admission.in_vain.may_be(now_s):
         return True

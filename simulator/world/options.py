@@ -1,6 +1,6 @@
 """The options of a virtual run: fleet, router, network, and faults.
 
-Every field has a unit and a check, so that a run never starts with a meaningless number.
+Names have units; RunOptions checks bounds, so that no run starts with a meaningless number.
 """
 
 from dataclasses import dataclass, field, replace
@@ -115,12 +115,13 @@ class RunOptions:
     """Shadow policies, which only score the same requests."""
 
     events: EventForm = "facts"
-    """facts: facts directly. engine: the engine's own bytes through the relay's code, with token
-    ids; slow, for tests. none: workers that publish no events."""
+    """How engines' events reach the relays. facts: as facts. engine: as vLLM's bytes, read by the
+    real relay's code, with token ids; slow, for tests. none: workers publish no events."""
     event_delay_s: float = 0.005
     """Seconds from a step's end to the router's index, on average."""
     event_jitter_s: float = 0.0
-    """The delay is uniform in delay +- jitter; a worker's messages stay in order."""
+    """The delay of a message is uniform in event_delay_s +- event_jitter_s; a worker's messages
+    stay in order."""
     event_loss: float = 0.0
     """Share of the relays' messages that a replica never gets."""
     predicted_ttl_s: float = PREDICTED_TTL_S
@@ -133,7 +134,8 @@ class RunOptions:
     of unknown capacity never counts as full."""
 
     tells_slots: bool = True
-    """Whether heartbeats with total_blocks have total_slots, too; vLLM's have not."""
+    """Whether heartbeats with total_blocks have total_slots, too; those of vLLM's relays have
+    not."""
 
     failures: tuple[Failure, ...] = ()
     relay_restarts: tuple[RelayRestart, ...] = ()
@@ -150,7 +152,8 @@ class RunOptions:
     """Whether the laws of conservation are checked during the run: slow."""
 
     def policies(self) -> dict[str, Policy]:
-        """All that the run may go by, functions of one's own with them; raises ConfigError."""
+        """The policies that the run can use, by name, with its options' own functions
+        (module:function). Raises ConfigError."""
         own = filter(is_own, (*self.routing.own_policies, self.policy, *self.shadows))
         return configured(msgspec.structs.replace(self.routing, own_policies=tuple(own)))
 
@@ -180,11 +183,13 @@ class RunOptions:
         _between("patience_s", self.patience_s, 0.0, 3600.0)
         _between("resends_max", self.resends_max, 0, 100)
         if self.hot_prefixes and self.events == "engine":
-            raise ValueError("copies of hot prefixes carry names of blocks, and no token ids")
+            raise ValueError(
+                "hot_prefixes and events 'engine' exclude each other: copies have no token ids"
+            )
         if self.hot_prefixes:
             self._check_links()
         if self.events == "engine" and (self.failures or self.relay_restarts or self.ranks > 1):
-            raise ValueError("events in the engine's own bytes: one rank, and no restarts")
+            raise ValueError("events 'engine' need one rank, and no failures and relay_restarts")
         troubles: tuple[Failure | RelayRestart, ...] = (*self.failures, *self.relay_restarts)
         for trouble in troubles:
             name = type(trouble).__name__
@@ -209,7 +214,7 @@ class RunOptions:
         return Role.PREFILL if engine < self.disaggregation.prefill_workers else Role.DECODE
 
     def scheduler_of(self, engine: int) -> SchedulerConfig:
-        """The scheduler's configuration of an engine."""
+        """The configuration of an engine's scheduler, slowed for one of the slow_workers."""
         if engine >= self.slow_workers:
             return self.scheduler
         cost = SlowedCost(self.scheduler.cost, self.slow_factor)

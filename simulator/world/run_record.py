@@ -16,7 +16,7 @@ _LOG = struct.Struct("<Bdqq")
 
 
 class Happened(IntEnum):
-    """Kinds of entries in the log."""
+    """Kinds of entries in the log of a run."""
 
     ARRIVED = 0
     PICKED = 1
@@ -52,27 +52,27 @@ class RunRecord:
         self._log.update(_LOG.pack(kind, now_s, first, second))
 
     def serve(self, index: int) -> None:
-        """A request was served to its end."""
+        """Records that a request was served to its end."""
         self.columns.outcome[index] = Outcome.SERVED
         self.served += 1
         self._hit_blocks += int(self.columns.cached_tokens[index]) // self._block_size
         self._prompt_blocks += int(self.columns.prompt_tokens[index]) // self._block_size
 
     def fail(self, index: int, reason: str) -> None:
-        """A request got an error."""
+        """Records that a request got an error."""
         self.columns.outcome[index] = Outcome.FAILED
         self.failures[reason] += 1
         self.failed += 1
 
     def turn_away(self, index: int) -> None:
-        """A request was refused for lack of capacity, until its client gave up."""
+        """Records that a request was refused for lack of capacity until its client gave up."""
         self.columns.outcome[index] = Outcome.SHED
         self.shed += 1
 
     def sample(
         self, second: int, in_flight: list[int], waiting: list[int], used_blocks: list[int]
     ) -> None:
-        """Each worker's load at a full second; seconds without a sample had no load."""
+        """Records each worker's load at a full second; seconds without a record had no load."""
         self._samples.append((second, in_flight, waiting, used_blocks))
 
     def progress(self) -> RunProgress:

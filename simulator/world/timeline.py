@@ -1,8 +1,8 @@
 """Virtual time: timed calls in a heap, and periodic calls (clocks). Pure.
 
-Calls of the same instant are made in the order in which they were added, clocks before calls. While
-requests are in flight, every period is played; the end of a long quiet is skipped, since nothing
-can happen in it.
+Calls of the same instant are made in the order in which they were added, clocks before calls. A
+quiet is a time without requests in flight. Every period outside it is played; the end of a long
+quiet is skipped, since nothing can happen in it.
 
 Law: time never goes back.
 """
@@ -13,7 +13,8 @@ from collections.abc import Callable
 Work = Callable[[], None]
 
 QUIET_S = 300.0
-"""Seconds of a quiet that are played: predictions and leases end in them."""
+"""Seconds of a quiet that are played before the rest is skipped: predictions and leases end in
+them."""
 
 
 class Timeline:
@@ -22,7 +23,7 @@ class Timeline:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.quiet_since_s: float | None = 0.0
-        """None while requests are in flight."""
+        """Time at which the last request in flight ended; None while requests are in flight."""
         self.strokes = 0
         """Periodic calls made so far."""
         self._calls: list[tuple[float, int, Work]] = []
@@ -36,13 +37,13 @@ class Timeline:
         heapq.heappush(self._calls, (max(when_s, self.now_s), self._order, work))
 
     def every(self, period_s: float, first_s: float, work: Work, lead_s: float = 0.0) -> None:
-        """Calls `work` at first_s and every period_s after it; after a skipped quiet, lead_s
-        earlier."""
+        """Calls `work` at first_s and every period_s after that; lead_s: after a skipped quiet, the
+        calls begin so many seconds earlier."""
         self._order += 1
         heapq.heappush(self._clocks, (first_s, self._order, period_s, lead_s, work))
 
     def step(self) -> None:
-        """Makes the next call. Needs a clock."""
+        """Makes the next call, at its time. A periodic call must have been added before."""
         when_s, order, period_s, lead_s, work = self._clocks[0]
         if self._calls and self._calls[0][0] < when_s:
             self.now_s, _, work = heapq.heappop(self._calls)
@@ -55,7 +56,8 @@ class Timeline:
         work()
 
     def _skip_quiet(self, when_s: float) -> bool:
-        """Moves all clocks to just before the next call, if that is far away."""
+        """Moves all periodic calls to just before the next timed call if that is far away; whether
+        it did."""
         if self.quiet_since_s is None or not self._calls:
             return False
         lead_s = max(clock[3] for clock in self._clocks)

@@ -27,7 +27,8 @@ class VirtualEngine:
         self.due_s: float | None = None
         """End of the current step; None: there is none."""
         self.ready_s: float | None = None
-        """While idle: when a request that waits for more than its turn will be ready."""
+        """Time at which an idle engine will have the KV cache that a request waits for; None: the
+        engine is not idle, or no request waits for KV cache."""
         self._make = make
         self.scheduler = make()
 
@@ -46,7 +47,8 @@ class VirtualEngine:
         return sequence
 
     def advance(self, now_s: float) -> StepResult:
-        """The results so far of joined steps; without a step, the events since the last one."""
+        """The results of joined steps so far; if no step is going on, the events since the last
+        step."""
         step = self.scheduler.step
         if step is not None and step.count == 1:
             return NOTHING

@@ -3,7 +3,7 @@
     step ends -> events to the relays, tokens to the clients (`on_output`)
     every second: a heartbeat and a beat of every relay
 
-Law: a router gets a step's events one delay after the step, and those of a worker in order.
+Law: a router gets a step's events one delay after the step, and the events of a worker in order.
 """
 
 import random
@@ -30,7 +30,8 @@ _BEATS_LEAD_S = 2.0
 
 
 class Witness:
-    """Is called as engines of a fleet work; the laws of a run derive from it."""
+    """Observer of a fleet: called as engines work and routers pick; does nothing itself. Laws
+    derives from it."""
 
     def on_added(self, engine: VirtualEngine) -> None: ...
     def on_events(self, key: WorkerKey, events: Iterable[PoolEvent]) -> None: ...
@@ -105,7 +106,7 @@ class VirtualFleet:
             self._timeline.at(router_restart.at_s, work)
 
     def worker(self, key: WorkerKey) -> Worker:
-        """The worker of a pick."""
+        """The worker with this key."""
         return self._by_key[key]
 
     def ranks(self, engine: VirtualEngine) -> list[Worker]:
@@ -125,7 +126,7 @@ class VirtualFleet:
         return sequence
 
     def distance(self, source: Worker, target: Worker) -> Distance:
-        """The smallest place that two workers share."""
+        """The smallest place (host, rack, cluster) that two workers share."""
         per_host = self._options.engines_per_host
         hosts = [worker.engine.number // per_host for worker in (source, target)]
         if hosts[0] == hosts[1]:
@@ -202,7 +203,7 @@ class VirtualFleet:
         self._await(engine)
 
     def _tell_at_once(self, engine: VirtualEngine) -> None:
-        """The events of an engine in which no step follows that would bring them."""
+        """Sends an idle engine's events at once: no step follows with which they would be sent."""
         if engine.due_s is not None:
             return
         result = engine.advance(self._timeline.now_s)
@@ -211,7 +212,7 @@ class VirtualFleet:
         self.witness.on_settled(engine)
 
     def _take(self, engine: VirtualEngine, result: StepResult, delay_s: float) -> None:
-        """Effects of steps: events for the routers, tokens for the clients."""
+        """Passes on the effects of steps: events to the routers, tokens to the clients."""
         if result.events:
             for worker in self.ranks(engine):
                 events = result.events

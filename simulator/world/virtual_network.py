@@ -55,13 +55,13 @@ class VirtualNetwork:
         """(router, worker) -> the recovery under way"""
 
     def delay_s(self) -> float:
-        """The delay of the next message."""
+        """Seconds of the next message's delay, drawn if there is a jitter."""
         if not self._jitter_s:
             return self._delay_s
         return self._delay_s + self._rng.uniform(-self._jitter_s, self._jitter_s)
 
     def send(self, key: WorkerKey, plane: Plane, messages: Iterable[bytes], delay_s: float) -> None:
-        """Publishes messages of a relay."""
+        """Publishes a relay's messages to all routers; each router loses some of them by chance."""
         sent = list(messages)
         for router in self.routers:
             arrived = sent
@@ -72,8 +72,8 @@ class VirtualNetwork:
                 router.send(plane, key, arrived, self._timeline.now_s + delay_s)
 
     def reserved(self, router: VirtualRouter) -> None:
-        """A router's reservations, or what waits there, may have changed: plans a message to its
-        replicas."""
+        """Plans a router's message to the other replicas, since its reservations or its waiting
+        requests may have changed."""
         if self._tells and router.number not in self._telling:
             self._telling.add(router.number)
             when_s = (self._timeline.now_s // TELL_S + 1) * TELL_S
@@ -111,7 +111,8 @@ class VirtualNetwork:
                     self._timeline.at(when_s, partial(self._heard, replica))
 
     def _look(self, router: VirtualRouter) -> None:
-        """Room that the other replicas leave may be there for long enough."""
+        """Gives a router's waiting requests their turns every LOOK_S: room that the other replicas
+        leave may have been there for long enough."""
         self._looking.discard(router.number)
         if len(router.admission):
             self._looking.add(router.number)
@@ -119,7 +120,8 @@ class VirtualNetwork:
             self._heard(router)
 
     def _heard(self, router: VirtualRouter) -> None:
-        """A replica's message may have brought room, or the turn of a request that waits."""
+        """Reads the messages that have arrived at a router, and gives its waiting requests their
+        turns."""
         router.hear(self._timeline.now_s)
         router.dispatch()
 

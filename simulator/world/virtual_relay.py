@@ -41,7 +41,7 @@ class Snapshot(NamedTuple):
 
 
 class NamedPrefixes(HeldBlocks):
-    """The blocks of one rank, whose names are their prefixes. Copies are counted to 255."""
+    """The blocks of one rank, whose names are their PrefixHashes. Copies are counted to 255."""
 
     def __init__(self) -> None:
         super().__init__(BLOCKS_MAX, 255)
@@ -59,7 +59,7 @@ class NamedPrefixes(HeldBlocks):
 
 
 class VirtualRelay:
-    """One rank's stream and heartbeats."""
+    """The relay of one rank: its stream and its heartbeats."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class VirtualRelay:
         tells_slots: bool = True,
         **about: Any,
     ) -> None:
-        """about: what its heartbeats say of the engine, as fields of Heartbeat."""
+        """about: further fields of the relay's Heartbeats."""
         self.key = key
         self._blocks = NamedPrefixes()
         self.complete = True
@@ -93,7 +93,7 @@ class VirtualRelay:
         return self._blocks
 
     def tell(self, events: Iterable[PoolEvent], now_s: float) -> list[bytes]:
-        """The messages with these events of the engine."""
+        """Adds the engine's events to the stream; returns the messages to publish."""
         if not self.tells_events:
             return []
         messages: list[bytes] = []
@@ -102,11 +102,12 @@ class VirtualRelay:
         return messages + self.outbox.flush()
 
     def beat(self, now_s: float) -> list[bytes]:
-        """The state of the stream."""
+        """The beat: a message with the state of the stream."""
         return [self.outbox.beat(self.held.count(), self.held.digest(), self.complete, now_s)]
 
     def heartbeat(self, load: Load, now_s: float, *, sampled_at_s: float) -> bytes:
-        """Identity and load. sampled_at_s: when the engine last answered."""
+        """The heartbeat: a message with the worker's identity and load. sampled_at_s: time of the
+        engine's last answer."""
         config = self._config
         return encode(
             Heartbeat(
@@ -148,13 +149,15 @@ class VirtualRelay:
         return Snapshot(self.outbox.epoch, self.outbox.seq, facts, self.complete)
 
     def on_engine_restart(self, now_s: float) -> None:
-        """The engine has restarted: a new epoch, complete from its first message on."""
+        """Begins a new epoch of the stream, complete from its first message on: the engine has
+        restarted."""
         self._blocks.wipe()
         self.complete = True
         self.outbox.start_over(self._next_epoch(now_s))
 
     def on_restart(self, now_s: float, *, keeps_map: bool) -> None:
-        """The relay has restarted: with its present blocks, or empty."""
+        """Begins a new epoch of the stream, with the present blocks (keeps_map) or empty: the relay
+        has restarted."""
         if not keeps_map:
             self._blocks.wipe()
             self.complete = False
@@ -164,7 +167,8 @@ class VirtualRelay:
         return Epoch(round(now_s * 1e9), self.outbox.epoch.nonce + 1)
 
     def _changes(self, removed_from: Tier | None, events: Iterable[PoolEvent]) -> list[Change]:
-        """The changes by consecutive events of the same kind."""
+        """The changes of the relay's blocks by consecutive events: removals of one tier, or no
+        removals."""
         if removed_from is not None:
             removed = (event.hashes for event in events if isinstance(event, BlockRemoved))
             return self._blocks.remove(removed_from, list(chain.from_iterable(removed)))
@@ -176,7 +180,7 @@ class VirtualRelay:
                 case Cleared():
                     changes += self._blocks.wipe()
                 case BlockRemoved():
-                    raise AssertionError("removals come in groups of their own")
+                    raise AssertionError("a removal among events that are no removals")
         return changes
 
 
@@ -186,9 +190,9 @@ def _removed_from(event: PoolEvent) -> Tier | None:
 
 
 class EngineBytesRelay(VirtualRelay):
-    """The same with the real relay's code, which gets the scheduler's events as vLLM's bytes. Needs
-    sequences with token ids, from which blocks get their names. Slow, and without restarts: for
-    tests."""
+    """A VirtualRelay with the real relay's code, which gets the scheduler's events as vLLM's bytes.
+    Needs sequences with token ids, from which blocks get their names. Slow, and without restarts:
+    for tests."""
 
     def __init__(self, key: WorkerKey, config: SchedulerConfig, now_s: float, **about: Any) -> None:
         """about: as for VirtualRelay."""
@@ -196,7 +200,7 @@ class EngineBytesRelay(VirtualRelay):
         self._rank = Rank("vllm", self.outbox.epoch, has_replay=False)
         self.outbox = self._rank.outbox
         self._next_seq = 0
-        """Next number of the engine's publisher."""
+        """Sequence number of the engine's next batch of events."""
 
     @override
     def tell(self, events: Iterable[PoolEvent], now_s: float) -> list[bytes]:

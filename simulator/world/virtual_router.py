@@ -38,7 +38,7 @@ def copy_means(options: RunOptions) -> Means:
 
 
 class Plane(IntEnum):
-    """The subject of a message."""
+    """The subject of a message to a router."""
 
     FACTS = 0
     LOAD = 1
@@ -46,7 +46,7 @@ class Plane(IntEnum):
 
 
 class VirtualRouter:
-    """A replica. on_pulls: called with the recoveries to perform."""
+    """A router replica. on_pulls: called with the recoveries to perform. now_s: the run's clock."""
 
     def __init__(
         self, number: int, options: RunOptions, on_pulls: OnPulls, now_s: Callable[[], float]
@@ -61,7 +61,8 @@ class VirtualRouter:
         self._begin()
 
     def restart(self) -> None:
-        """A new process, without workers and reservations."""
+        """Restarts the router as a new process, without workers and reservations; waiting requests
+        are refused."""
         waiting, self._life = self.admission, self._life + 1
         self._begin()
         waiting.close(Refusal(Reason.DRAINING, "the router restarts"), self._now_s())
@@ -104,14 +105,14 @@ class VirtualRouter:
 
     def send(self, plane: Plane, key: WorkerKey, messages: Sequence[bytes], when_s: float) -> None:
         """Adds messages that arrive at when_s, but not before the same sender's earlier messages.
-        key: the sender; of a replica, any key."""
+        key: the worker that sends them, or any fixed key for a replica."""
         when_s = self._last_s[key] = max(when_s, self._last_s.get(key, 0.0))
         for message in messages:
             self._sent += 1
             heapq.heappush(self._inbox, (when_s, self._sent, plane, key, message))
 
     def dispatch(self) -> None:
-        """Requests that wait have their turns, as far as workers have room now."""
+        """Gives the waiting requests their turns, as far as workers have room now."""
         while len(self.admission) and self.admission.dispatch(self._now_s()):
             pass
 
@@ -132,7 +133,7 @@ class VirtualRouter:
                     self.core.on_inflight(message, when_s)
 
     def tick(self, now_s: float) -> None:
-        """The periodic work of the feed and the service."""
+        """Does a router's periodic work, once a second: that of its feed and of its service."""
         self.hear(now_s)
         forgotten = self.view.tick(now_s)
         if forgotten:

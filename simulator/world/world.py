@@ -48,7 +48,7 @@ def run(options: RunOptions, trace: Trace, on_progress: OnProgress | None = None
 
 
 def _serving(options: RunOptions, trace: Trace) -> RunOptions:
-    """A fleet whose engines serve all models and LoRAs of a trace."""
+    """The options with engines that serve all models and LoRAs of the trace."""
     models = {request.model for request in trace.requests if request.model is not None}
     loras = {request.lora_name for request in trace.requests if request.lora_name is not None}
     scheduler = options.scheduler
@@ -59,7 +59,7 @@ def _serving(options: RunOptions, trace: Trace) -> RunOptions:
 
 
 class World:
-    """One run."""
+    """One run of a trace on a fleet."""
 
     def __init__(
         self, options: RunOptions, trace: Trace, on_progress: OnProgress | None = None
@@ -189,7 +189,8 @@ class World:
         hot.ended(copy, done, self.timeline.now_s)
 
     def _settle(self, laws: Laws) -> None:
-        """All requests have ended: plays on without losses, so that every stream recovers."""
+        """Plays on without losses once all requests have ended, so that every stream recovers; then
+        checks the laws a last time."""
         self.fleet.network.loss = 0.0
         self.timeline.quiet_since_s = None
         troubles: tuple[Failure | RelayRestart, ...] = (

@@ -98,7 +98,7 @@ def test_missing_kinds_of_work_are_named() -> None:
     only_decodes = [
         Measurement(0.01 + i / 1e3, sequences=i, context_tokens=i * i) for i in range(20)
     ]
-    with pytest.raises(CalibrationError, match="no measurement has work that prefill_token_s"):
+    with pytest.raises(CalibrationError, match="work whose price is prefill_token_s"):
         calibrate(only_decodes)
 
 

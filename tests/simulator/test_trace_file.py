@@ -286,7 +286,7 @@ AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     [
         (["arrival_s,tokens\n"], r"line 1: .*input_length \(or .* and output_length .*,tokens'"),
         (["input_length,output_length\n"], r"line 1: .*a column arrival_s \(or arrived_at, "),
-        (["\n", "hello\n"], "line 2: neither JSON nor a CSV header"),
+        (["\n", "hello\n"], "line 2: expected JSON, or a CSV header"),
         (
             ["arrival_s,input_length,output_length,a,a\n"],
             "line 1: the header has 'a' more than once",

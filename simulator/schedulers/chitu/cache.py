@@ -1,6 +1,7 @@
 """The blocks of one rank's sequences, from lookup to release. Pure.
 
-Which sequence gets blocks is decided in rank.py. A block is announced with the round that fills it.
+Which sequence gets blocks is decided in rank.py. A block is stored, with its event, in the round
+that fills it.
 """
 
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from simulator.schedulers.chitu.task import ChituConfig
 
 
 class RankCache(SequenceBlocks):
-    """A block pool, and the blocks that sequences hold in it."""
+    """The block pool of one rank, and the blocks that sequences hold in it."""
 
     def __init__(self, config: ChituConfig, dp_rank: int) -> None:
         super().__init__(config.block_count, config.block_size)
@@ -24,7 +25,7 @@ class RankCache(SequenceBlocks):
         self._dp_rank = dp_rank
 
     def take_events(self) -> list[PoolEvent]:
-        """What happened since the last call, in order."""
+        """The events since the last call, in order, with the number of the rank."""
         events = self.pool.take_events()
         if not self._dp_rank:
             return events
@@ -39,14 +40,16 @@ class RankCache(SequenceBlocks):
         return min(len(self.pool.find_prefix(hashes, length + 1)) * self._size, length - 1)
 
     def find(self, sequence: Sequence) -> list[BlockId]:
-        """Blocks to reuse, up to all known tokens."""
+        """The cached blocks that a sequence can reuse: its longest cached prefix, up to all known
+        tokens."""
         if not self._prefixes:
             return []
         hashes = sequence.content.hashes(sequence.known_tokens // self._size)
         return self.pool.find_prefix(hashes, sequence.known_tokens + 1)
 
     def next_hash(self, sequence: Sequence, reused: int) -> int | None:
-        """Hash of the block after the `reused` blocks; None when no full block is missing."""
+        """Hash of the first full block of a sequence behind its `reused` blocks; None: there is
+        none."""
         full = sequence.known_tokens // self._size
         if reused == full or not self._prefixes:
             return None
@@ -60,8 +63,8 @@ class RankCache(SequenceBlocks):
     def steps_alike(
         self, sequences: list[Sequence], steps: int, blocked_hashes: Iterable[int]
     ) -> int:
-        """How many of the next `steps` steps have blocks, until a step has stored one of
-        `blocked_hashes`. At least 1."""
+        """How many of the next `steps` decode steps can be joined: the pool has their blocks, and
+        no step before the last stores one of `blocked_hashes`. At least 1."""
         steps = self.steps_that_fit(sequences, steps)
         for block_hash in blocked_hashes:
             if block_hash in self.pool.contents():  # the first step has stored its blocks already

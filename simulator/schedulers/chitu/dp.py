@@ -23,18 +23,19 @@ from simulator.schedulers.chitu.task import Batch, Task, TaskType, Work
 
 
 class DpFifoScheduler(ChituScheduler):
-    """The ranks of one engine, and the tasks that each rank owns."""
+    """The data-parallel FIFO: the ranks of one engine, and the tasks that each rank owns."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
         self._turn = 0
         """The rank that owns the next task."""
         self._owned = [0] * len(self.ranks)
-        """Tasks of each rank."""
+        """Number of tasks that each rank owns."""
 
     @override
     def waiting_count(self, rank: Rank) -> int:
-        """Tasks that any rank may own count in equal shares, as they will be given."""
+        """Waiting tasks of a rank. Tasks that any rank may own count in equal shares, as ranks will
+        get them."""
         own = free = 0
         for task in self.pool.values():
             if not task.holds_blocks:
@@ -109,7 +110,7 @@ class DpFifoScheduler(ChituScheduler):
         self._owned[wanted] += 1
 
     def _next_rank(self) -> int | None:
-        """The next rank in turn that has a place."""
+        """The next rank in turn that has a place for a task; None: no rank has."""
         ranks = len(self.ranks)
         in_turn = ((self._turn + i) % ranks for i in range(ranks))
         most = self.options.max_num_seqs

@@ -9,8 +9,8 @@ Laws:
   block one another for ever;
 - within a round, no task is evicted for a task behind it.
 
-Source: thu-pacman/chitu chitu/scheduler.py (read 2026-11-21), where this is the scheduler of a
-rank: `_schedule_prefill_tasks`, `_schedule_decode_tasks`, `evict_task`.
+Source: thu-pacman/chitu chitu/scheduler.py (read 2026-11-21), the scheduler of a rank:
+`_schedule_prefill_tasks`, `_schedule_decode_tasks`, `evict_task`.
 """
 
 from collections.abc import Set
@@ -35,20 +35,21 @@ class Rank:
         self.pool = self.cache.pool
         self.block_threshold = config.block_count
         self.holders: dict[Task, None] = {}
-        """Tasks that hold blocks."""
+        """The tasks that hold blocks of this rank."""
         self.counts = Counts()
         self.blocked_hashes: list[int] = []
-        """Hash of the first block that the cache lacks, of each new task of this round that didn't
-        fit."""
+        """The hash of the first block that the cache lacks, for each new task of this round that
+        didn't fit."""
         self._arrivals: dict[Task, float] = {}
-        """Tasks that hold blocks, and when their KV will be in them."""
+        """Task whose KV is being transferred to its blocks -> time of the transfer's end, in
+        seconds."""
 
     @override
     def __repr__(self) -> str:
         return f"<Rank {self.dp_rank}: threshold {self.block_threshold}, {self.pool!r}>"
 
     def load(self, waiting: int) -> Load:
-        """waiting: tasks of this rank that hold no blocks."""
+        """The metrics of the rank. waiting: number of its tasks that hold no blocks."""
         arriving = len(self._arrivals)
         return Load(
             running=len(self.holders) - arriving,
@@ -63,11 +64,12 @@ class Rank:
         return task in self._arrivals
 
     def prefill(self, ordered: list[Task], limit: int, budget: int, now_s: float) -> list[Work]:
-        """Prefills of a step with their blocks, the best first: up to `limit`, and `budget` tokens.
+        """Takes blocks for the prefills of a step, best task first; returns each with its tokens.
 
-        When a new task doesn't fit, no new task behind it is admitted; partly computed prefills go
-        on. When a partly computed prefill lacks blocks, the last partly computed prefill behind it
-        is evicted. That doesn't lower the threshold, since it makes room for this very task.
+        ordered: tasks, best first. limit: most prefills. budget: most prompt tokens. When a new
+        task doesn't fit, no new task behind it is admitted; partly computed prefills go on. When a
+        partly computed prefill lacks blocks, the last partly computed prefill behind it is evicted,
+        which doesn't lower the threshold.
         """
         tasks = [task for task in ordered if task.type is TaskType.PREFILL]
         work: list[Work] = []
@@ -95,10 +97,10 @@ class Rank:
         return work
 
     def decode(self, ordered: list[Task], limit: int) -> list[Work]:
-        """Decodes of a step, the best first, up to `limit`, with the new blocks that they need.
+        """Takes blocks for the decodes of a step, best task first, `limit` at most; returns them.
 
         A decode that lacks a block evicts the last partly computed prefill, or else the last
-        decode. When there is none to evict, it waits for the batches in flight.
+        decode. When there is no task to evict, the decode waits for the batches in flight.
         """
         decodes = [task for task in ordered if task.type is TaskType.DECODE]
         prefills = [task for task in ordered if task.type is TaskType.PREFILL and task.holds_blocks]
@@ -129,11 +131,11 @@ class Rank:
                 self._land(task)
 
     def receive(self, ordered: list[Task], now_s: float) -> None:
-        """Takes blocks for new tasks that get KV from another engine, and for the token after it;
-        then the transfer begins. Ends with the first task that doesn't fit.
+        """Takes blocks for new tasks that get KV from another engine, and for the token after that
+        KV, and begins the transfers. Ends with the first task that doesn't fit.
 
-        In decode_only all tasks get KV, of all tokens but the last; at once when the request names
-        no remote tokens.
+        In decode_only mode every task gets the KV of all its tokens but the last; without a
+        transfer time when the request has no remote_tokens.
         """
         prefills = TaskType.PREFILL in self.allowed
         for task in ordered:
@@ -159,8 +161,8 @@ class Rank:
                 self._land(task)
 
     def awaits_kv(self, task: Task) -> bool:
-        """Whether a task waits for room for KV from another engine. An evicted task computes the
-        KV itself, if it may."""
+        """Whether a task waits for room for KV from another engine. An evicted task computes its KV
+        itself, unless the mode is decode_only."""
         if task.holds_blocks:
             return False
         if TaskType.PREFILL not in self.allowed:
@@ -176,7 +178,8 @@ class Rank:
         return min(self._arrivals.values(), default=None)
 
     def compute(self, task: Task, tokens: int, steps: int, now_s: float) -> int:
-        """Applies `steps` rounds that each computed `tokens`; returns how many new tokens came out.
+        """Applies `steps` rounds that each computed `tokens` of a task; returns how many new tokens
+        came out.
 
         A finished task gives its blocks back.
         """
@@ -219,8 +222,8 @@ class Rank:
         return tokens
 
     def _take(self, task: Task, reused: list[BlockId], missing: int) -> bool:
-        """Gives a new task its blocks, if they fit under the threshold and leave enough for the
-        partly computed prefills."""
+        """Gives a new task its blocks; False when they don't fit under the threshold, or don't
+        leave enough blocks for the partly computed prefills."""
         kept = self.config.block_count - self.block_threshold + self._reserved()
         if missing and not self.pool.fits(reused, missing + kept):
             lacking = self.cache.next_hash(task.sequence, len(reused))
@@ -232,7 +235,8 @@ class Rank:
         return True
 
     def _extend(self, task: Task, budget: int) -> int:
-        """The next chunk of a partly computed prefill; returns its tokens, 0 without room."""
+        """Takes blocks for the next chunk of a partly computed prefill; returns the chunk's tokens,
+        0 without room."""
         sequence = task.sequence
         tokens = min(sequence.known_tokens - sequence.computed_tokens, budget)
         wanted = sequence.computed_tokens + tokens
@@ -241,7 +245,7 @@ class Rank:
         if missing and not self.pool.fits((), missing + kept):
             return 0
         if not self.cache.grow(sequence, wanted):
-            raise RuntimeError(f"room under the threshold, but not in the pool: {self!r}")
+            raise RuntimeError(f"blocks fit under the threshold, but not into the pool: {self!r}")
         self.cache.store(sequence, wanted)
         return tokens
 
@@ -254,7 +258,7 @@ class Rank:
         )
 
     def _land(self, task: Task) -> None:
-        """Ends a transfer: the KV of all computed tokens is here."""
+        """Ends the transfer of a task's KV: that of all its computed tokens is in its blocks."""
         self._arrivals.pop(task)
         task.in_flight = False
         sequence = task.sequence
@@ -264,7 +268,8 @@ class Rank:
             task.type = TaskType.DECODE
 
     def _look_up(self, sequence: Sequence, cached: int, coming: int, now_s: float) -> None:
-        """Counts tokens cached here, and tokens that come from another engine."""
+        """Counts the first lookup of a sequence: tokens cached here, and tokens coming from another
+        engine."""
         if sequence.cached_tokens is None:
             sequence.scheduled_s = now_s
         self.counts.looked_up(
@@ -272,7 +277,8 @@ class Rank:
         )
 
     def _evict(self, task: Task) -> None:
-        """Puts a task back before its prefill, which will compute the answer so far as well."""
+        """Takes a task's blocks back; its prefill begins again, and will compute the answer so far
+        as well."""
         self._release(task)
         task.type = TaskType.PREFILL
         task.sequence.computed_tokens = 0

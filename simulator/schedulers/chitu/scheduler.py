@@ -60,8 +60,8 @@ from simulator.schedulers.chitu.task import (
 class ChituScheduler(Scheduler):
     """The task pool, the batches in flight and the cache of one engine.
 
-    The engine's own class, step for step. Chitu's other schedulers derive from it and replace
-    `select` (skew.py, dp.py).
+    Follows Chitu's own class step for step. Chitu's other schedulers derive from this class and
+    replace `select` (skew.py, dp.py).
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -73,7 +73,7 @@ class ChituScheduler(Scheduler):
         self.pool: dict[Sequence, Task] = {}
         """Tasks in order of arrival."""
         self.free_groups = deque(range(self.options.num_scheduler_groups))
-        """The group that was freed first stands first."""
+        """The scheduling groups without a batch; the group that was freed first stands first."""
         self.in_flight: deque[Batch] = deque()
         """Batches in the order in which they will leave the pipeline."""
         self._added = 0
@@ -137,7 +137,8 @@ class ChituScheduler(Scheduler):
         return sequence
 
     def check(self, submission: Submission) -> None:
-        """Raises RequestRefused for what this scheduler in its mode can't serve."""
+        """Raises RequestRefused for a rank that the engine lacks, and for an answer of several
+        tokens in the mode prefill_only."""
         if submission.dp_rank is not None and not 0 <= submission.dp_rank < len(self.ranks):
             raise RequestRefused(f"no rank {submission.dp_rank}: there are {len(self.ranks)}")
         most = submission.longest_answer
@@ -201,7 +202,8 @@ class ChituScheduler(Scheduler):
         return outputs
 
     def select(self, now_s: float) -> Batch | None:
-        """The next round's tasks, with their blocks. Called when a group is free."""
+        """Chooses the next round's batch and takes its blocks; None: no task can be scheduled.
+        Called when a scheduling group is free."""
         rank, options, group = self.ranks[0], self.options, self.free_groups[0]
         evictions = rank.counts.preemptions
         ordered = self._ordered(rank, now_s)
@@ -221,19 +223,19 @@ class ChituScheduler(Scheduler):
         return self.ranks[task.owner or 0]
 
     def forget(self, task: Task) -> None:
-        """A task has ended."""
+        """Removes a task that has ended from the pool."""
         del self.pool[task.sequence]
 
     def _check_options(self) -> None:
         """Raises ValueError for options that this scheduler doesn't support."""
         if self.options.dp_size != 1:
-            raise ValueError("dp_size is for the data-parallel FIFO")
+            raise ValueError("dp_size is for the data-parallel FIFO, chitu-dp; here it must be 1")
 
     def _runs(self, task: Task) -> bool:
         return task.holds_blocks and not self.rank_of(task).arriving(task)
 
     def _ordered(self, rank: Rank, now_s: float) -> list[Task]:
-        """Tasks that can be scheduled, best first."""
+        """Tasks of a rank that can be scheduled now, best first."""
         rank.begin_round(now_s)
         ready = self._ready(rank)
         if any(rank.awaits_kv(task) for task in ready):
@@ -259,7 +261,8 @@ class ChituScheduler(Scheduler):
         return ready
 
     def _batch_s(self, batch: Batch) -> float:
-        """Time of all stages. Ranks wait for one another at every layer, so the slowest counts."""
+        """Seconds of a batch over all stages. Ranks wait for one another at every layer, so the
+        slowest rank counts."""
         cost = self.config.cost
         if batch.type is TaskType.DECODE:
             return max(cost.step_s((), *load) for load in self._decode_loads(batch))
@@ -269,7 +272,8 @@ class ChituScheduler(Scheduler):
         return max(cost.step_s(prefill) for prefill in chunks if prefill)
 
     def _decode_loads(self, batch: Batch) -> list[tuple[int, int]]:
-        """(sequences, tokens they attend to) of each rank with sequences."""
+        """(number of sequences, tokens that they attend to) of each rank that has sequences in the
+        batch."""
         loads = []
         for rank in self.ranks:
             own = self._sequences(batch, rank)
@@ -281,8 +285,8 @@ class ChituScheduler(Scheduler):
         return [task.sequence for task, _ in batch.work if self.rank_of(task) is rank]
 
     def _join(self, batch: Batch, now_s: float) -> Step | None:
-        """This step and the steps after it that differ only in their number, as one; None if there
-        are none."""
+        """This decode step and the following steps that differ only in their number, joined to one
+        Step; None if no step follows."""
         sequences = [task.sequence for task, _ in batch.work]
         steps = min(
             self.config.joined_steps_max, *(sequence.remaining_tokens for sequence in sequences)

@@ -58,7 +58,7 @@ class Order:
             )
         modes = {_MODES[name][1] for name in names if name in _MODES}
         self.allowed = frozenset(modes if len(modes) == 1 else TaskType)
-        """Both modes together allow both types, as none does."""
+        """Types of task that are scheduled: both without a mode, and with both modes."""
         self.decode_only = self.allowed == {TaskType.DECODE}
         self.steady = not {"stride", "prefix_align"} & set(names)
         """Whether the order of tasks stays while decodes go on."""
@@ -66,7 +66,7 @@ class Order:
         self._scores = [SCORES[name] for name in scores]
 
     def sort(self, tasks: Iterable[Task], now_s: float) -> list[Task]:
-        """Best first."""
+        """Sorts tasks by their scores at time now_s, best first."""
         scores = self._scores
         return sorted(
             tasks, key=lambda task: (*(-score(task, now_s) for score in scores), task.order)

@@ -1,17 +1,17 @@
 """Chitu's skew scheduler: a dense cache, whose slots are the scheduling groups. Pure.
 
-A slot has places for its share of max_num_seqs requests, and every place has room for a whole
-sequence, so no task lacks blocks and none is evicted. The slot that was freed first comes first.
-It is filled from the pool, best score first, with tasks of the type of its last task, or of the
-best task in the pool when it is empty; then its tasks of that type are computed. So no prefill
-joins a slot that decodes.
+A slot of Chitu has places for its share of max_num_seqs requests, and every place has room for a
+whole sequence, so no task lacks blocks and none is evicted. The slot that was freed first comes
+first. The scheduler fills it from the pool, best score first, with tasks of the type of the slot's
+last task (in an empty slot: of the best task in the pool), and computes the slot's tasks of that
+type. So no prefill joins a slot that decodes.
 
 Law: a task stays in its slot until it ends, and a slot never has more tasks than places.
 
 Source: the description of Chitu's scheduling (part 10 of its series), and thu-pacman/chitu
 chitu/scheduler.py as of the release it describes (`SkewScheduler`), read 2026-11-21. Chitu's dense
 cache reuses no prefixes, like `prefix_caching` off. Nor does it take KV from other engines: it
-computes those tokens again.
+computes the tokens of that KV again.
 """
 
 from typing_extensions import override
@@ -22,7 +22,7 @@ from simulator.schedulers.chitu.task import Batch, Task, TaskType
 
 
 class SkewScheduler(ChituScheduler):
-    """The slots of one engine."""
+    """The skew scheduler: the slots of one engine."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
@@ -65,7 +65,9 @@ class SkewScheduler(ChituScheduler):
         if config.num_scheduler_groups > config.max_num_seqs:
             raise ValueError("num_scheduler_groups must be at most max_num_seqs")
         if self.order.decode_only:
-            raise ValueError("decode_only needs the paged cache")
+            raise ValueError(
+                "decode_only needs the paged cache, and this scheduler has a dense one"
+            )
 
     def _fill(self, slot: list[Task], group: int, now_s: float) -> None:
         places = self.slot_sizes[group] - len(slot)

@@ -33,7 +33,7 @@ class ChituConfig(SchedulerConfig):
     chunked_prefill: bool = True
     """False: prompts are computed whole, step_tokens_max has no effect."""
     prefill_num_tasks: int | None = None
-    """Most prefills in one round. None: a scheduling group's share of the places."""
+    """Most prefills in one round. None: a scheduling group's share of max_num_seqs."""
     decode_num_tasks: int | None = None
     num_scheduler_groups: int = 1
     """Batches in flight at a time: the stages of the pipeline, or the slots of a dense cache."""
@@ -84,11 +84,12 @@ class Task:
 
     sequence: Sequence
     order: int
-    """Its place in the pool, which decides between equal scores; kept through evictions."""
+    """Place of the task in the pool, which decides between equal scores; kept through evictions."""
     priority: int
     type: TaskType = TaskType.PREFILL
     in_flight: bool = False
-    """Its batch is in the pipeline, or its KV is being transferred: Chitu's "waiting"."""
+    """Whether the task's batch is in the pipeline, or its KV is being transferred: Chitu's
+    "waiting"."""
     fetched: bool = False
     """Whether KV from another engine was requested: that happens once."""
     owner: int | None = None
@@ -102,7 +103,7 @@ class Task:
 
 
 Work = tuple[Task, int]
-"""(task, tokens of it that the round computes)"""
+"""(task, number of its tokens that the round computes)"""
 
 
 @dataclass(slots=True)

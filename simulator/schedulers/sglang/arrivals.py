@@ -1,10 +1,10 @@
 """Requests at SGLang that wait for KV of another engine. Pure.
 
-It is fetched (prefill/decode disaggregation, copies of prefixes) as soon as there are pages for the
-whole prompt, in order of arrival. RESERVED_DECODE_TOKENS must be left for each request that decodes
-or is being fetched. With its whole KV here, the request joins the decode batch without a prefill.
-Only the tokens that the cache lacks are fetched. A request that is retracted later computes
-everything here; SGLang would bring it back from host memory.
+The KV is fetched (prefill/decode disaggregation, copies of prefixes) as soon as there are pages for
+the whole prompt, in order of arrival. RESERVED_DECODE_TOKENS must be left for each request that
+decodes or is being fetched. With its whole KV here, the request joins the decode batch without a
+prefill. Only the tokens that the cache lacks are fetched. A request that is retracted later
+computes all its KV here; SGLang would bring the KV back from host memory.
 
 Source: sgl-project/sglang python/sglang/srt/disaggregation/decode.py, `pop_preallocated` and
 `get_new_prebuilt_batch`, release 0.5.7.
@@ -20,7 +20,8 @@ RESERVED_DECODE_TOKENS = 512
 
 
 class Arrivals:
-    """The requests that wait; none of them is in a queue or batch."""
+    """The requests that wait for KV of another engine; none of them is in the waiting queue or a
+    batch."""
 
     def __init__(self, config: SglangConfig, cache: RadixCache, pages: SequencePages) -> None:
         self._config = config
@@ -41,11 +42,12 @@ class Arrivals:
 
     @property
     def next_ready_s(self) -> float | None:
-        """When the next request can join the batch; past while the batch has no place."""
+        """Time at which the next request can join the batch, in seconds; before now while the batch
+        has no place for it. None: no request is being fetched."""
         return min(self._fetching.values(), default=None)
 
     def ready_after(self, now_s: float) -> float | None:
-        """When the next request that isn't ready yet can join the batch."""
+        """Time, after now_s, at which the next transfer ends; None: no transfer is going on."""
         return min(
             (ready_s for ready_s in self._fetching.values() if ready_s > now_s), default=None
         )
@@ -54,7 +56,7 @@ class Arrivals:
         return [*self._fetching, *self._unplaced]
 
     def add(self, sequence: SglangSequence) -> bool:
-        """Takes a request that has to wait here; False when it need not."""
+        """Takes a request whose KV another engine has; False for any other request."""
         if sequence.submission.remote_tokens:
             self._unplaced.append(sequence)
             return True
@@ -69,7 +71,7 @@ class Arrivals:
 
     def begin_fetches(self, running: int, now_s: float) -> list[tuple[SglangSequence, int]]:
         """Takes pages for as many requests as possible; returns the requests whose transfer begins
-        now, with the tokens of it."""
+        now, each with the number of tokens to transfer. running: requests that decode."""
         size = self._config.block_size
         begun: list[tuple[SglangSequence, int]] = []
         while self._unplaced:

@@ -41,8 +41,9 @@ class DecodeBatch:
     def make_room(self, *, may_empty: bool) -> list[SglangSequence]:
         """Makes room for the next step; returns the requests that were retracted for it.
 
-        The request with the fewest output tokens goes first, of equals the longest prompt.
-        may_empty: all may have to go, since requests outside the batch hold pages.
+        The request with the fewest output tokens is retracted first, of equals the longest prompt.
+        may_empty: all may be retracted, since requests outside the batch hold pages. Raises
+        RuntimeError if the only request left lacks a page.
         """
         if self._room_for(self.members):
             self._ratio.decay(1)
@@ -64,7 +65,8 @@ class DecodeBatch:
         return retracted
 
     def preempt(self, victims: list[SglangSequence]) -> None:
-        """Stops members for a more important request."""
+        """Takes the pages of the `victims` and removes them from the batch, for a more important
+        request."""
         left = len(self.members)
         for member in self.members:
             if member in victims:
@@ -73,17 +75,18 @@ class DecodeBatch:
         self.members = [member for member in self.members if member not in victims]
 
     def begin(self) -> None:
-        """All members decode in the next steps, and have no pages for these yet."""
+        """Lets all members decode in the next steps; `take_pages` takes the pages for these."""
         self.decoding = list(self.members)
 
     def begin_beside_prefill(self) -> None:
-        """The same in a mixed batch; without room the members wait, where the engine would fail."""
+        """Lets all members decode one step beside a prefill (mixed batch) and takes their pages;
+        without room they wait, where SGLang would fail."""
         if self._room_for(self.members):
             self.begin()
             self.take_pages(0, 1)
 
     def end(self) -> None:
-        """The steps are over."""
+        """Ends the steps: no member decodes until the next `begin`."""
         self.decoding = []
 
     def steps_max(self, limit: int) -> int:
@@ -97,8 +100,8 @@ class DecodeBatch:
         return max(steps, 1)
 
     def take_pages(self, begun: int, steps: int) -> None:
-        """Takes the pages of `steps` more steps, with the effects of single steps. begun: steps
-        whose pages are taken and whose tokens are not out.
+        """Takes the pages of `steps` more steps, with the effects of single steps. begun: number of
+        steps before these whose pages are taken and whose tokens are not out.
 
         Each step first makes room for a page of every request, needed or not. So the joined steps
         evict for the pages of all steps but the last, and for a page of every request.
@@ -122,8 +125,8 @@ class DecodeBatch:
         self._cache.take(before + last)
 
     def apply(self, steps: int) -> list[Output]:
-        """Returns the tokens of `steps` more steps. A finished request leaves, and its computed
-        pages join the tree."""
+        """Applies `steps` more steps; returns their new tokens. A finished request leaves, and its
+        computed pages join the tree."""
         outputs: list[Output] = []
         for member in self.decoding:
             if member.node is None:
@@ -140,7 +143,8 @@ class DecodeBatch:
         return outputs
 
     def _room_for(self, sequences: list[SglangSequence]) -> bool:
-        """Whether there is a page for each request that needs a page for its next token."""
+        """Evicts pages if necessary; whether each request that needs a page for its next token has
+        one."""
         size = self._config.block_size
         return self._cache.make_room(sum(not member.computed_tokens % size for member in sequences))
 
@@ -154,7 +158,7 @@ class DecodeBatch:
         )
 
     def _stop(self, sequence: SglangSequence, others: int) -> None:
-        """Takes all pages from a member, and makes room for those that stay."""
+        """Takes all pages from a member, and makes room for the `others`, the members that stay."""
         self._pages.release(sequence)
         sequence.computed_tokens = 0
         sequence.preemptions += 1

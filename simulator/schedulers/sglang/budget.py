@@ -1,4 +1,4 @@
-"""Which requests SGLang admits to a prefill batch, by tokens now and tokens to come. Pure.
+"""Which requests SGLang admits to a prefill batch, by tokens of prompts and of answers. Pure.
 
 A request is admitted while its prompt and its longest answer are less than
 
@@ -37,7 +37,7 @@ class Verdict(Enum):
 
 
 class PrefillBudget:
-    """One prefill batch in the making."""
+    """The tokens left for one prefill batch, and the requests admitted to it so far."""
 
     def __init__(
         self,
@@ -68,16 +68,18 @@ class PrefillBudget:
 
     @property
     def total_left(self) -> float:
-        """Tokens left after everything that is set aside."""
+        """Available tokens less those set aside: the batch's prompts and answers, and answers of
+        running requests."""
         return self._available_tokens - self._total_set_aside
 
     @property
     def current_left(self) -> int:
-        """Tokens left after the prompts of this batch."""
+        """Available tokens less those of the batch's prompts."""
         return self._available_tokens - self._current_set_aside
 
     def still_to_bring(self, sequence: SglangSequence) -> float:
-        """Tokens set aside for a running request; of answers of fixed length all, as in 0.5.23."""
+        """Tokens set aside for the rest of a running request's answer: new_token_ratio times the
+        rest; with ignore_eos (answers of fixed length) the whole rest, as in 0.5.23."""
         ratio = 1.0 if self._config.ignore_eos else self._ratio
         left = sequence.max_tokens - sequence.output_tokens
         return min(left, CLIP_MAX_NEW_TOKENS) * ratio
@@ -89,7 +91,7 @@ class PrefillBudget:
         (SGLang fails then.)
         """
         if self._chunk_left is None:
-            raise RuntimeError("a partly computed prompt without chunked prefill")
+            raise RuntimeError("a prompt is partly computed, but chunked prefill is off")
         left = min(self._chunk_left, int(self.total_left))
         if left <= 0:
             left = self._chunk_left
@@ -102,7 +104,8 @@ class PrefillBudget:
         return True
 
     def add(self, sequence: SglangSequence) -> Verdict:
-        """Looks a waiting request up in the cache; if it fits, locks its prefix and admits it."""
+        """Looks a waiting request up in the cache; if it fits, locks its prefix and admits it.
+        Returns whether the batch may grow further."""
         config, cache = self._config, self._cache
         node, pages = self._pages.match(sequence)  # counts as a use, even without admission
         limit = config.prefill_requests_max
@@ -132,7 +135,7 @@ class PrefillBudget:
     def victims(
         self, sequence: SglangSequence, running: Sequence[SglangSequence]
     ) -> list[SglangSequence]:
-        """Running requests to stop so that a waiting request fits; none if that isn't enough.
+        """Running requests to stop so that a waiting request fits; empty if stopping isn't enough.
 
         The least important go first, of equals the youngest, and only requests whose priority is
         worse by more than the threshold.
@@ -155,7 +158,7 @@ class PrefillBudget:
         return []
 
     def forgo(self, sequence: SglangSequence) -> None:
-        """Sets nothing aside any more for a running request that is stopped."""
+        """Frees the tokens set aside for a running request that is stopped."""
         self._running.remove(sequence)
         self._total_set_aside -= self.still_to_bring(sequence)
 
@@ -194,8 +197,8 @@ class PrefillBudget:
     def _add_exact(self, sequence: SglangSequence) -> Verdict:
         """Plans memory to each request's end, for runs without a cache and answers of known length.
 
-        Each request that ends frees its tokens. At each end there must be left a token for each
-        request that still runs.
+        Each request that ends frees its tokens. At each end, each request that still runs must have
+        IGNORE_EOS_RESERVE_TOKENS left.
         """
         held_back = min(self.current_left, self.total_left)
         extend = sequence.known_tokens

@@ -11,7 +11,7 @@ from simulator.engines.scheduler import SchedulerConfig, Sequence
 Policy = Literal["fcfs", "lpm", "dfs-weight", "lof", "random"]
 
 LOWEST_PRIORITY = {True: 2**63 - 1, False: -(2**63)}
-"""Low values first? -> the priority of a request without a priority: it comes last either way."""
+"""Whether low values go first -> priority of a request that names none, so that it goes last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class SglangConfig(SchedulerConfig):
     radix_cache: bool = True
     """Whether KV is kept after its request has ended."""
     conservativeness: float = 1.0
-    """Factor of the memory first set aside for running requests' answers; above 1 it is more."""
+    """Factor of the memory that is set aside at first for the answers of running requests."""
     ignore_eos: bool = False
     """Whether answers have exactly max_tokens, as in benchmarks. The scheduler then sets aside the
     whole answer instead of a share."""
@@ -55,7 +55,7 @@ class SglangConfig(SchedulerConfig):
                 f"block_size {self.block_size}"
             )
         if self.priority_scheduling and self.policy not in ("fcfs", "lof"):
-            raise ValueError(f"no priority scheduling with policy {self.policy}: fcfs or lof")
+            raise ValueError(f"priority_scheduling needs policy fcfs or lof, not {self.policy}")
         if self.mixes and self.step_tokens_max <= self.max_num_seqs:
             raise ValueError("mixed_chunk needs step_tokens_max above max_num_seqs")
         if min(self.prefill_tokens_max, self.prefill_requests_max or 1, self.loras_max) < 1:
@@ -85,7 +85,7 @@ class SglangSequence(Sequence):
 
     priority: int = 0
     queued: int = 0
-    """Serial number of its last arrival in the waiting queue."""
+    """Serial number of the request's last arrival in the waiting queue."""
     node: RadixNode | None = None
     """The node in which its shared pages end, locked; None: it holds no pages."""
     shared_pages: int = 0
@@ -93,7 +93,7 @@ class SglangSequence(Sequence):
     private_pages: int = 0
     """The pages after the shared pages."""
     extend_tokens: int = 0
-    """Tokens of it that the present step computes."""
+    """Prompt tokens of the request that the present step computes."""
 
     @property
     def max_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""The pages that SGLang's requests hold of the radix cache, from lookup to release. Pure."""
+"""The pages that SGLang's requests hold in the radix cache, from lookup to release. Pure."""
 
 from collections.abc import Iterable
 
@@ -58,9 +58,10 @@ class SequencePages:
         sequence.shared_pages = pages
 
     def release(self, sequence: SglangSequence) -> None:
-        """Gives all pages back: private pages become free, shared pages evictable."""
+        """Gives all pages of a sequence back: private pages become free, shared pages evictable.
+        Raises RuntimeError for a sequence without pages."""
         if sequence.node is None:
-            raise RuntimeError(f"{sequence.request_id} holds nothing")
+            raise RuntimeError(f"request {sequence.request_id} holds no pages to release")
         self._cache.give_back(sequence.private_pages)
         self._cache.unlock(sequence.node)
         sequence.node = None

@@ -22,9 +22,10 @@ from simulator.schedulers.sglang.config import SglangConfig, SglangSequence
 LPM_WAITING_MAX = 128
 """Waiting requests up to which prefixes are looked up: with more, that costs more than it saves."""
 IN_BATCH_CHECK_TOKENS = 32
-"""A request with at most this much cached is compared with the requests before it."""
+"""A request with at most so many cached tokens is compared with the requests before it."""
 IN_BATCH_DEPRIORITIZE_TOKENS = 32
-"""A request that shares at least this with an earlier request waits until that is cached."""
+"""A request that shares at least so many tokens with an earlier request goes last, so that the
+earlier request computes them."""
 
 
 class WaitingOrder:
@@ -36,7 +37,8 @@ class WaitingOrder:
         self._random = Random(config.seed)
 
     def sort(self, waiting: list[SglangSequence]) -> None:
-        """Sorts in place. lpm and dfs-weight look up every prefix, which counts as a use."""
+        """Sorts the queue in place. lpm and dfs-weight look up every prefix, which counts as a
+        use."""
         match self._config.policy:
             case "fcfs":
                 if self._config.priority_scheduling:
@@ -77,7 +79,8 @@ class WaitingOrder:
         waiting.sort(key=place.__getitem__)
 
     def _by_weight(self, waiting: list[SglangSequence]) -> None:
-        """Depth first, heaviest child first, a node's own requests after its children's."""
+        """Sorts by a walk of the tree: depth first, heaviest child first, a node's own requests
+        last."""
         ending: dict[RadixNode, list[SglangSequence]] = defaultdict(list)
         weight: dict[RadixNode, int] = defaultdict(int)
         """node -> requests whose prefix ends in it or below; only nodes with requests"""

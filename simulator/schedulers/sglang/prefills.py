@@ -3,7 +3,7 @@
 A batch has the partly computed request, if any, and waiting requests as far as the budget allows
 (budget.py), in the order of policy.py. After a request that lacked memory, or with all places
 taken, the queue is not examined until a request has left the decode batch (`full`). Under priority
-scheduling it is: each step tries which running requests a new request may preempt.
+scheduling each step examines the queue, since a new request may preempt running requests.
 
 Law: at most one request is partly computed.
 
@@ -110,7 +110,7 @@ class Prefills:
 
     def apply(self, now_s: float) -> list[Output]:
         """Ends the prefill batch, and returns its first tokens. Its requests join the decode batch,
-        but for one whose prompt is computed in chunks and has more of them."""
+        except for a request of whose prompt only a part is computed."""
         outputs: list[Output] = []
         joining: list[SglangSequence] = []
         for request in self.current:
@@ -137,7 +137,7 @@ class Prefills:
         return outputs
 
     def _loras_fit(self, sequence: SglangSequence, budget: PrefillBudget) -> bool:
-        """Whether the batch has room for the adapter of a request."""
+        """Whether the batch has room for the LoRA adapter of a request."""
         names = {
             request.submission.lora_name for request in (*self._batch.members, *budget.admitted)
         }

@@ -37,11 +37,12 @@ class NewTokenRatio:
         return max(self._start - self._steps * self._decay, self._floor)
 
     def decay(self, steps: int) -> None:
-        """Counts decode steps that began without a retraction."""
+        """Lowers the share by `steps` decode steps that began without a retraction."""
         self._steps += steps
 
     def set_after_retraction(self, kept: Sequence[SglangSequence]) -> None:
-        """Sets the share that the kept requests would use if they ended in RETRACT_DECODE_STEPS."""
+        """Sets the share that the kept requests would use if they ended after RETRACT_DECODE_STEPS
+        more steps."""
         brought = sum(sequence.output_tokens + RETRACT_DECODE_STEPS for sequence in kept)
         self._start = min(1.0, brought / (sum(sequence.max_tokens for sequence in kept) + 1))
         self._steps = 0

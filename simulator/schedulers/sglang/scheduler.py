@@ -12,7 +12,7 @@ Laws, besides those of every scheduler (simulator/engines/scheduler.py):
 - at most one request is partly computed, and meanwhile none decodes (unless mixed_chunk).
 
 Source: sgl-project/sglang python/sglang/srt/managers/scheduler.py and schedule_batch.py, release
-0.5.7 without overlap. Like 0.5.23, where 0.5.7 loses requests or pages or a recording differs:
+0.5.7 without overlap. Rules of 0.5.23 where 0.5.7 loses requests or pages, or a recording differs:
 - preempted requests go back to the queue even when no request was admitted for them;
 - an empty batch is never full;
 - eviction frees the missing pages, not again all wanted pages;
@@ -141,7 +141,7 @@ class SglangScheduler(Scheduler):
     def abort(self, sequence: Sequence) -> bool:
         """Forgets a request; what it has computed stays in the cache. False when it has ended."""
         if not isinstance(sequence, SglangSequence):
-            raise TypeError(f"{sequence!r} is another engine's")
+            raise TypeError(f"{sequence!r} is no sequence of SGLang's scheduler")
         if sequence.node is not None:
             if sequence is self._prefills.chunked:
                 self._prefills.chunked = None
@@ -216,7 +216,8 @@ class SglangScheduler(Scheduler):
             )
 
     def _welcome(self, now_s: float) -> None:
-        """Takes in requests whose KV cache is here, and begins transfers."""
+        """Lets requests whose KV has arrived from another engine go on, and begins further
+        transfers."""
         arrivals = self._arrivals
         fetches: list[tuple[SglangSequence, int]] = []
         if self._prefills.chunked is None:  # pages are set aside for its next chunks

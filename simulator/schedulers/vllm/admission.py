@@ -7,7 +7,8 @@ A request that waits for KV or a LoRA's turn is passed over and holds up no othe
 KV in the host cache or at another engine is loaded: the request holds its blocks meanwhile. The
 loaded tokens count as computed when the request is admitted.
 
-Law: the first in line is always admitted at last: no request waits for ever, and none is lost.
+Law: the first request in line is always admitted in the end: no request waits for ever, and none
+is lost.
 
 Source: vllm-project/vllm vllm/v1/core/sched/scheduler.py, release 0.32.0.
 """
@@ -26,28 +27,28 @@ from simulator.schedulers.vllm.queue import WaitingQueue
 
 @dataclass(slots=True)
 class Room:
-    """What a step has left for waiting requests, and the requests that are in it already."""
+    """What a step has left for waiting requests, and the requests that the step already has."""
 
     budget: int
-    """Tokens."""
+    """Tokens that the step can still compute."""
     chunk_max: int
-    """The most tokens of a request."""
+    """Most tokens that the step computes of one request."""
     running: list[VllmSequence]
     scheduled: list[tuple[VllmSequence, int]]
     """(request, its tokens) of the step. Admitted requests join both lists."""
     padding: int = 0
-    """Tokens by which a single token is padded."""
+    """Tokens by which a request with a single token to compute is padded; 0: not at all."""
     loras: set[str] = field(default_factory=set)
     came_first: int = 0
-    """How many of the scheduled requests ran before."""
+    """Number of the scheduled requests that ran before this step."""
 
 
 class Admission:
-    """The waiting requests."""
+    """The waiting requests of one engine, and their admission to steps."""
 
     def __init__(self, config: VllmConfig, cache: VllmCache, counts: Counts) -> None:
         self.unready: dict[VllmSequence, float] = {}
-        """Requests that wait for KV -> when that will be here."""
+        """Request that waits for KV -> time at which the KV will be here, in seconds."""
         self.blocked_hash: int | None = None
         """Hash of the first block that the first request in line misses in the cache; None when it
         doesn't wait for blocks."""
@@ -67,7 +68,7 @@ class Admission:
         return len(self._waiting) + len(self._holding)
 
     def __iter__(self) -> Iterator[VllmSequence]:
-        """Next one first."""
+        """The waiting requests, next first."""
         return chain(self._holding, self._waiting)
 
     @property
@@ -90,7 +91,8 @@ class Admission:
         return self._holding.remove(sequence) or self._waiting.remove(sequence)
 
     def look(self, now_s: float) -> None:
-        """Begins the decision of a step: blocks that are loaded by now may leave the host."""
+        """Begins the decision of a step: blocks that are loaded by now may be evicted from the
+        host."""
         self._looked_s = now_s
         for sequence, ready_s in self.unready.items():
             if ready_s <= now_s:
@@ -131,7 +133,8 @@ class Admission:
         self.deferred = len(passed) + len(passed_holding)
 
     def _is_passed(self, sequence: VllmSequence, room: Room, now_s: float) -> bool:
-        """Whether a request waits for something else than its turn."""
+        """Whether a request is passed over, since it waits for KV, or for its LoRA's place in a
+        step."""
         if not self._is_ready(sequence, now_s):
             return True
         lora = sequence.submission.lora_name
@@ -159,8 +162,8 @@ class Admission:
     def _find_room(
         self, sequence: VllmSequence, room: Room, passed_holding: list[VllmSequence], now_s: float
     ) -> int | None:
-        """Takes blocks for a request; returns the tokens to compute, 0 when a load begins. None
-        when there is no room."""
+        """Takes blocks for a request; returns the number of tokens to compute, 0 when a load of KV
+        begins. None when there is no room."""
         if sequence.blocks:
             return self._place(sequence, [], sequence.computed_tokens, room)
         size = self._config.block_size
@@ -268,9 +271,9 @@ class Admission:
         return bool(sequence.submission.remote_tokens) and not sequence.remote_fetched
 
     def _reserved_blocks(self, room: Room, passed_holding: list[VllmSequence]) -> int:
-        """Blocks that a new request must leave free: those that requests which already have blocks
-        still need for their prompts, and, with drafted tokens, a step's drafts of each of them and
-        of the new request.
+        """Number of blocks that the load of a new request must leave free: the blocks that requests
+        with blocks still need for their prompts, and, with drafted tokens, the blocks for one
+        step's drafts of each of these requests and of the new one.
 
         0 when no request has blocks: a single request is always admitted.
         """

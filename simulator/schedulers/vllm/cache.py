@@ -82,7 +82,8 @@ class VllmCache(SequenceBlocks):
         return self.host is not None and self.host.any_loading(hashes)
 
     def pin(self, sequence: VllmSequence) -> None:
-        """Begins a load of the computed blocks that are not on the device."""
+        """Keeps in the host cache, until `unpin`, the blocks that a request loads from it: its
+        computed blocks that are not on the device."""
         if self.host is not None:
             first, last = sequence.stored_count, sequence.computed_tokens // self._config.block_size
             sequence.pinned = sequence.content.hashes(last)[first:last]
@@ -90,15 +91,16 @@ class VllmCache(SequenceBlocks):
             self.host.begin_load(sequence.pinned)
 
     def unpin(self, sequence: VllmSequence) -> None:
-        """Ends a request's load, if there was a load."""
+        """Ends the protection of the blocks that a request loaded from the host, if it loaded
+        any."""
         if self.host is not None and sequence.pinned:
             self.host.end_load(sequence.pinned)
             sequence.pinned = []
 
     @override
     def settle(self) -> None:
-        """Ends the decision of a step. The host may keep its full blocks, and blocks of earlier
-        steps that didn't fit. Then the blocks of ended requests become the last used."""
+        """Ends the decision of a step: offers to the host the step's full blocks, and blocks of
+        earlier steps that didn't fit. Then the blocks of ended requests become the last used."""
         if self.host is None:
             return
         size, prompt_only = self._config.block_size, self._config.offload_prompt_only

@@ -1,4 +1,4 @@
-"""vLLM's settings, and its own state of a request."""
+"""The options of vLLM's scheduler, and its state of a request. Pure."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,7 +10,8 @@ from simulator.engines.scheduler import SchedulerConfig, Sequence
 
 @dataclass(frozen=True, slots=True)
 class VllmConfig(SchedulerConfig):
-    """Names and defaults of vLLM 0.32, where it has the setting."""
+    """Limits and choices of one engine. Names and defaults: those of vLLM 0.32, if it has the
+    setting."""
 
     policy: Literal["fcfs", "priority"] = "fcfs"
     """priority: the lowest value first, of equals the earliest request."""
@@ -22,7 +23,7 @@ class VllmConfig(SchedulerConfig):
     watermark: float = 0.0
     """Share of the blocks that an admission leaves idle while other requests run."""
     max_loras: int = 1
-    """Different LoRAs in a step."""
+    """Most different LoRAs in a step."""
     num_speculative_tokens: int = 0
     """Tokens drafted after each step, for the next step to verify."""
     draft_in_cache: bool = False
@@ -62,18 +63,21 @@ class VllmConfig(SchedulerConfig):
 
 @dataclass(slots=True, eq=False)
 class VllmSequence(Sequence):
-    """0 <= computed_tokens < known_tokens + draft_tokens between steps."""
+    """A request inside vLLM. Law: 0 <= computed_tokens < known_tokens + draft_tokens between
+    steps."""
 
     number: int = 0
     """Serial number by arrival."""
     draft_tokens: int = 0
     """Drafted tokens that the next step verifies."""
     ready_s: float | None = None
-    """When the KV that is being loaded into its blocks will be here; None: none is."""
+    """Time at which the KV that is being loaded into the request's blocks will be here, in seconds;
+    None: no KV is being loaded."""
     pinned: list[int] = field(default_factory=list)
     """Hashes that the host must keep during the load."""
     remote_fetched: bool = False
-    """KV from another engine is fetched once; after a preemption it is computed here."""
+    """Whether KV was fetched from another engine: that happens once; after a preemption the KV is
+    computed here."""
     offered_count: int = 0
     """Leading blocks that the host cache has kept, or had before."""
     seen_blocks: set[int] = field(default_factory=set)
@@ -81,5 +85,6 @@ class VllmSequence(Sequence):
 
     @property
     def rank(self) -> tuple[int, float, int]:
-        """Its place in a queue by priority."""
+        """Sort key in a queue by priority (no data-parallel rank): priority, arrival, serial
+        number; lowest first."""
         return self.submission.priority or 0, self.arrival_s, self.number

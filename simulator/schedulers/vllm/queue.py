@@ -16,7 +16,7 @@ class WaitingQueue:
     def __init__(self, policy: str) -> None:
         self._by_priority = policy == "priority"
         self._heap: list[tuple[tuple[float, ...], VllmSequence]] = []
-        """(place in the order, request); no two have the same place."""
+        """(place in the order, request); no two requests have the same place."""
         self._head = self._end = 0
 
     def __len__(self) -> int:

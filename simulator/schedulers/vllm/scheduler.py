@@ -53,7 +53,7 @@ class VllmScheduler(Scheduler):
         self._waiting = Admission(own, self._cache, self._counts)
         self._running: list[VllmSequence] = []
         self._scheduled: list[tuple[VllmSequence, int]] = []
-        """(sequence, its tokens) of the present step."""
+        """(sequence, number of its tokens in the step) of the present step."""
         self._rng = Random(own.seed)
         self._added = 0
 
@@ -156,13 +156,13 @@ class VllmScheduler(Scheduler):
         return self.pool.take_events()
 
     def _chunk_max(self) -> int:
-        """The most tokens of a request in this step."""
+        """Most tokens that this step computes of one request."""
         threshold = self._config.long_prefill_token_threshold
         alone = len(self._running) + len(self._waiting) <= 1
         return threshold if threshold and not alone else self._config.step_tokens_max
 
     def _schedule_running(self, chunk_max: int) -> int:
-        """Schedules the running requests; returns the tokens that are left."""
+        """Schedules the running requests; returns the number of tokens that the step has left."""
         size, running, cache = self._config.block_size, self._running, self._cache
         length_max, lookahead = self._config.model_len, self._config.lookahead_tokens
         budget = self._config.step_tokens_max
@@ -193,7 +193,8 @@ class VllmScheduler(Scheduler):
         return budget
 
     def _victim(self) -> VllmSequence:
-        """The request to preempt: the last to arrive, or the worst priority, of equals the last."""
+        """The request to preempt: the last that was admitted, or with policy priority the one with
+        the worst priority, of equals the last to arrive."""
         if self._config.policy == "fcfs":
             return self._running[-1]
         return max(self._running, key=lambda sequence: sequence.rank[:2])
@@ -255,7 +256,8 @@ class VllmScheduler(Scheduler):
         return accepted
 
     def _price(self, now_s: float, *, may_join: bool) -> Step:
-        """The step with its duration; joins steps that differ only in their number."""
+        """The scheduled step with its duration. may_join: consecutive decode steps with the same
+        batch become one Step, which ends with the last of them."""
         cost = self._config.cost
         prefill: list[PrefillChunk] = []
         decoding = context = 0
@@ -277,7 +279,7 @@ class VllmScheduler(Scheduler):
         return Step(now_s, now_s + cost.step_s(prefill, decoding, context))
 
     def _steps_alike(self, run: DecodeRun) -> int:
-        """How many decode steps from this one on differ only in their number.
+        """How many consecutive decode steps, this one included, differ only in their number.
 
         The run ends when a request finishes, when blocks would not suffice for another step, when
         a request that was passed over becomes ready, or before a step stores the block that the

@@ -177,7 +177,7 @@ def test_a_slice_that_ships_is_a_trace(tmp_path: Path) -> None:
         ("replay {trace} --fail worker-1", 2, "expected WORKER@SECONDS"),
         ("replay {trace} --fail 8@1", 2, "--fail: needs a fleet of 9 workers, not 8"),
         ("replay {trace} --prefill-workers 8", 2, "--prefill-workers: needs a fleet of 9"),
-        ("replay {trace} --event-jitter-ms 9", 2, "more than --event-delay-ms"),
+        ("replay {trace} --event-jitter-ms 9", 2, "must be at most --event-delay-ms"),
         ("replay {trace} --block-size 48", 2, "choose a power of 2, such as 64"),
         ("replay {trace} --profile abacus", 2, "no such profile: abacus; there are"),
         ("replay {trace} --preset batsch", 2, "'batsch' is not one of"),
