@@ -58,8 +58,8 @@ class Reason(StrEnum):
     )
     RENDERER_UNAVAILABLE = (
         "RENDERER_UNAVAILABLE", "UNAVAILABLE", 503,
-        "Neither the router nor an engine can make the prompt's tokens now, and `require_tokens` "
-        "is set. Try again.",
+        "The prompt's tokens can't be made now, in the router or at an engine, and "
+        "`require_tokens` is set. Try again.",
     )
     RENDER_QUEUE_FULL = (
         "RENDER_QUEUE_FULL", "RESOURCE_EXHAUSTED", 429,
