@@ -23,6 +23,7 @@ _FROZEN_MAX = 64
 _FROZEN_BYTES_MAX = 128 * 1024 * 1024
 """Bytes of the kept snapshots; the newest alone may have more."""
 _FROZEN_LIFE_S = 30.0
+"""Seconds from a router's first request that a snapshot is kept: the time limit of a recovery."""
 
 
 class Holder(Protocol):
@@ -35,9 +36,11 @@ class Holder(Protocol):
 class _Frozen:
     """One snapshot: all placements of a ledger at one moment, in chunks."""
 
-    def __init__(self, ledger: Holder, as_of: int, now_s: float, *, complete: bool) -> None:
+    begun_at_s = 0.0
+    """When a router last requested the first chunk."""
+
+    def __init__(self, ledger: Holder, as_of: int, *, complete: bool) -> None:
         self.as_of = as_of
-        self.made_at_s = now_s
         self.complete = complete
         self._packed = {tier: ledger.held(tier).tobytes() for tier in Tier}
         self._places = [
@@ -67,7 +70,7 @@ class SnapshotServer:
         self._ledger = ledger
         self._outbox = outbox
         self._frozen: dict[int, _Frozen] = {}
-        """as_of -> its snapshot, the oldest first."""
+        """as_of -> its snapshot, in the order of begun_at_s."""
 
     def start_over(self, ledger: Holder) -> None:
         """Takes a new ledger of the stream, and drops all snapshots."""
@@ -79,7 +82,7 @@ class SnapshotServer:
         self._frozen = {
             as_of: frozen
             for as_of, frozen in self._frozen.items()
-            if now_s - frozen.made_at_s < _FROZEN_LIFE_S
+            if now_s - frozen.begun_at_s < _FROZEN_LIFE_S
         }
 
     def answer(self, request: SnapshotRequest, complete: bool, now_s: float) -> SnapshotChunk:
@@ -128,11 +131,12 @@ class SnapshotServer:
         if request.as_of is not None:
             return self._frozen.get(request.as_of)
         as_of, kept = self._outbox.seq, self._frozen
-        if as_of not in kept:
-            kept[as_of] = _Frozen(self._ledger, as_of, now_s, complete=complete)
-            while len(kept) > _FROZEN_MAX or (len(kept) > 1 and _bytes(kept) > _FROZEN_BYTES_MAX):
-                del kept[next(iter(kept))]
-        return kept[as_of]
+        frozen = kept.pop(as_of, None) or _Frozen(self._ledger, as_of, complete=complete)
+        frozen.begun_at_s = now_s
+        kept[as_of] = frozen
+        while len(kept) > _FROZEN_MAX or (len(kept) > 1 and _bytes(kept) > _FROZEN_BYTES_MAX):
+            del kept[next(iter(kept))]
+        return frozen
 
     def _expired(self) -> SnapshotChunk:
         return SnapshotChunk(

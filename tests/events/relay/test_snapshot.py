@@ -150,6 +150,17 @@ def test_a_snapshot_expires_with_time() -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
+def test_a_snapshot_is_kept_for_its_whole_time_from_each_routers_first_request() -> None:
+    relay = Relay()
+    relay.tell(chain(1, CHUNK_HASHES + 10))
+    relay.ask(SnapshotRequest(), 100.0)
+    chunks = [relay.ask(SnapshotRequest(), 129.9)]
+    assert len(relay.server._frozen) == 1
+    assert not relay.next_of(chunks, 159.8).expired
+    assert relay.next_of(chunks, 159.9).expired
+
+
+@pytest.mark.usefixtures("small_chunks")
 def test_a_snapshot_that_nobody_asks_for_any_more_is_dropped_in_time() -> None:
     relay = Relay()
     relay.tell(chain(1, CHUNK_HASHES + 10))
