@@ -29,7 +29,7 @@ class Credentials:
         """Raises OSError or ValueError for a file that can't be used."""
         self._key_file = key_file
         self._ca_file = ca_file
-        self._ca: bytes = b""
+        self._ca = b""
         self.api_key = ""
         """API key that engines get; empty: none."""
         self.tls: ssl.SSLContext | bool = True
@@ -41,7 +41,10 @@ class Credentials:
         changes nothing, for files that can't be used."""
         api_key = "" if self._key_file is None else read_token(self._key_file)
         ca, tls = self._ca, self.tls
-        if self._ca_file is not None and (ca := Path(self._ca_file).read_bytes()) != self._ca:
+        if self._ca_file is not None:
+            # Never empty: an empty text would stand for the system's CAs.
+            ca = Path(self._ca_file).read_bytes() + b"\n"
+        if ca != self._ca:
             try:
                 tls = ssl.create_default_context(cadata=ca.decode("ascii"))
             except (ssl.SSLError, ValueError) as error:

@@ -5,7 +5,8 @@
     subscriptions <────────┘            control ──> its listener
 
 Does the I/O for events/feed/fleet_view.py, which is pure. All state changes happen on the event
-loop. A message whose handling raises any exception is dropped and counted; so is a recovery.
+loop. A message, or a fact of a backlog, whose handling raises any exception is dropped and counted;
+so is a recovery.
 """
 
 import asyncio
@@ -207,7 +208,10 @@ class Feed:
         backlogged = view.backlogged
         self._worked = bool(backlogged) and not self._worked
         if self._worked:
-            view.work(self._clock())
+            try:
+                view.work(self._clock())
+            except Exception as error:  # from a relay's facts: the next beat shows what is missing
+                self._failed("the facts of a worker with a backlog", error)
             return
         intake.held = {subjects.escape(key.worker_id).encode() for key in backlogged}
         applied = view.applied
@@ -215,13 +219,16 @@ class Feed:
             try:
                 handler(key, payload)
             except Exception as error:  # from a relay's message: only that message is lost
-                view.dropped["handling_failed"] += 1
-                self._broker.listener_failed(f"the facts or load of {key}", error)
+                self._failed(f"the facts or load of {key}", error)
             if view.applied > applied + 1:  # a message's own cost covers one fact
                 intake.charge((view.applied - applied - 1) * FACT_BYTES)
             applied = view.applied
         if intake.lossy:
             self._count_losses()
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self._view.dropped["handling_failed"] += 1
+        self._broker.listener_failed(what, error)
 
     def _count_losses(self) -> None:
         now_s = self._clock()
@@ -292,8 +299,7 @@ class Feed:
                 reason = str(error) or f"no end after {RECOVERY_S:g} s"
                 again = self._view.on_pull_failed(pull, reason, self._clock())
             except Exception as error:  # from a relay's answer: only that recovery is lost
-                self._view.dropped["handling_failed"] += 1
-                self._broker.listener_failed(f"the recovery of {pull.worker}", error)
+                self._failed(f"the recovery of {pull.worker}", error)
                 again = self._view.on_pull_failed(pull, "answer unusable", self._clock())
             finally:
                 self._recovering_bytes -= recovery.bytes

@@ -554,11 +554,14 @@ class FleetView:
     def _perform(self, source: Source, effects: Sequence[Effect], now_s: float) -> list[Pull]:
         """Performs the effects of a stream on the index; returns the recoveries to perform."""
         self._mark(source)
-        pulls = []
+        pulls: list[Pull] = []
+        has_more = False
         for effect in effects:
             match effect:
                 case Apply(facts):
                     source.backlog.extend(facts)
+                    self.backlogged[source.key] = None  # also if applying the first of them raises
+                    has_more = True
                 case Forget():
                     source.backlog.clear()
                     self.index.clear(source.slot)
@@ -571,10 +574,10 @@ class FleetView:
                     self._changed[source.key] = None
                 case Recover(reason, from_seq):
                     pulls.append(Pull(source.key, reason, from_seq))
-        if source.backlog:
+        if has_more:
             self._apply_slice(source, now_s)
-            if source.backlog:
-                self.backlogged[source.key] = None
+            if not source.backlog:
+                del self.backlogged[source.key]
         self._account(source)
         return pulls
 

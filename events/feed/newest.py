@@ -36,6 +36,8 @@ class Newest:
     def add(self, slot: int, hashes: HashArray, now_s: float) -> None:
         """Records the hashes of a fact that stored blocks for a worker's index slot at now_s."""
         kept: list[int] = hashes[-HASHES_MAX:].tolist()
+        if not kept:
+            return  # the bound counts hashes: facts without any would have none
         self._order.append((now_s, slot, kept))
         self._stored.setdefault(slot, Counter()).update(kept)
         self.hashes += len(kept)

@@ -6,7 +6,7 @@ Law: a heartbeat that routers can't read is never sent; a bare heartbeat is sent
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from events.engines.events import LoadSample
@@ -36,13 +36,13 @@ class Heartbeats:
         self,
         settings: EngineSettings,
         pages: EnginePages,
-        supervisor: Supervisor,
+        supervisors: Sequence[Supervisor],
         counts: Counter[str],
     ) -> None:
-        """supervisor: of the relay's work for all ranks. counts: of `implausible_load`."""
+        """supervisors: of the relay's work for all ranks. counts: of `implausible_load`."""
         self._settings = settings
         self._pages = pages
-        self._supervisor = supervisor
+        self._supervisors = supervisors
         self._counts = counts
 
     def encoded(self, shell: RankShell, now_s: float) -> bytes:
@@ -164,7 +164,9 @@ class Heartbeats:
     def _coded_warnings(self, shell: RankShell) -> list[tuple[str, str]]:
         """(code, sentence) of warnings with a code of their own in
         router/fleet/health/warnings.py."""
-        troubles = {**self._supervisor.troubles(), **shell.supervisor.troubles()}
+        troubles = dict[str, str]()
+        for supervisor in (*self._supervisors, shell.supervisor):
+            troubles |= supervisor.troubles()
         coded = [
             (RELAY_FAILING, f"its relay fails at {work}, and retries: {error}")
             for work, error in sorted(troubles.items())

@@ -82,7 +82,7 @@ class LedgerSaver:
         """Starts a background task that writes the blocks of the rank to its file, at intervals of
         pause_s, until `finish`; returns at once.
         """
-        self._keeping = supervisor.keep(self._keep, "map")
+        self._keeping = supervisor.keep(self._keep, "saved_ledger")
 
     async def finish(self) -> None:
         """Writes the file for the last time; call after the rank's last change."""

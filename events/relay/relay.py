@@ -102,7 +102,8 @@ class Relay:
             on_loads=self._loads_came,
             own_numbers=own_numbers,
         )
-        self._heartbeats = Heartbeats(settings, self._pages, self._supervisor, self.counts)
+        of_all_ranks = self._supervisor, self._savers
+        self._heartbeats = Heartbeats(settings, self._pages, of_all_ranks, self.counts)
         epoch = Epoch(int(clock() * 1e9), rng.getrandbits(32))
         self._shells = [self._shell(number, epoch) for number in range(settings.ranks)]
         for shell in self._shells:

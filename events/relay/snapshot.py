@@ -5,9 +5,10 @@ together while the stream goes on.
 
 Laws:
 - all chunks of a snapshot together are the ledger after message `as_of`;
-- snapshots are few and short-lived: 32 MiB each for four million placements.
+- snapshots are short-lived and bounded: 32 MiB each for four million placements.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from events.plane.facts import TIER_NAMES, VERSION, SnapshotChunk, SnapshotRequest, Stored
@@ -16,8 +17,13 @@ from indexer.identity import HashArray, Tier
 
 CHUNK_BYTES = 512 * 1024
 """Bytes of a chunk: half of a NATS server's default limit."""
-_FROZEN_MAX = 4
+_FROZEN_MAX = 64
+"""Snapshots that are kept, one for each router: those of a busy stream begin at different messages.
+"""
+_FROZEN_BYTES_MAX = 128 * 1024 * 1024
+"""Bytes of the kept snapshots; the newest alone may have more."""
 _FROZEN_LIFE_S = 30.0
+"""Seconds from a router's first request that a snapshot is kept: the time limit of a recovery."""
 
 
 class Holder(Protocol):
@@ -30,9 +36,11 @@ class Holder(Protocol):
 class _Frozen:
     """One snapshot: all placements of a ledger at one moment, in chunks."""
 
-    def __init__(self, ledger: Holder, as_of: int, now_s: float, *, complete: bool) -> None:
+    begun_at_s = 0.0
+    """When a router last requested the first chunk."""
+
+    def __init__(self, ledger: Holder, as_of: int, *, complete: bool) -> None:
         self.as_of = as_of
-        self.made_at_s = now_s
         self.complete = complete
         self._packed = {tier: ledger.held(tier).tobytes() for tier in Tier}
         self._places = [
@@ -41,6 +49,7 @@ class _Frozen:
             for at in range(0, len(packed), CHUNK_BYTES)
         ]
         """Tier and first byte of each chunk."""
+        self.bytes = sum(map(len, self._packed.values()))
 
     def __len__(self) -> int:
         """Chunks."""
@@ -60,7 +69,8 @@ class SnapshotServer:
     def __init__(self, ledger: Holder, outbox: Outbox) -> None:
         self._ledger = ledger
         self._outbox = outbox
-        self._frozen: list[_Frozen] = []
+        self._frozen: dict[int, _Frozen] = {}
+        """as_of -> its snapshot, in the order of begun_at_s."""
 
     def start_over(self, ledger: Holder) -> None:
         """Takes a new ledger of the stream, and drops all snapshots."""
@@ -69,9 +79,11 @@ class SnapshotServer:
 
     def expire(self, now_s: float) -> None:
         """Drops snapshots that are too old; call every second."""
-        self._frozen = [
-            frozen for frozen in self._frozen if now_s - frozen.made_at_s < _FROZEN_LIFE_S
-        ]
+        self._frozen = {
+            as_of: frozen
+            for as_of, frozen in self._frozen.items()
+            if now_s - frozen.begun_at_s < _FROZEN_LIFE_S
+        }
 
     def answer(self, request: SnapshotRequest, complete: bool, now_s: float) -> SnapshotChunk:
         """A chunk of the ring or of a snapshot. complete: whether the ledger missed nothing."""
@@ -116,14 +128,14 @@ class SnapshotServer:
 
     def _find(self, request: SnapshotRequest, complete: bool, now_s: float) -> _Frozen | None:
         self.expire(now_s)
-        wanted = self._outbox.seq if request.as_of is None else request.as_of
-        for frozen in self._frozen:
-            if frozen.as_of == wanted:
-                return frozen
         if request.as_of is not None:
-            return None
-        frozen = _Frozen(self._ledger, wanted, now_s, complete=complete)
-        self._frozen = [*self._frozen[-(_FROZEN_MAX - 1) :], frozen]
+            return self._frozen.get(request.as_of)
+        as_of, kept = self._outbox.seq, self._frozen
+        frozen = kept.pop(as_of, None) or _Frozen(self._ledger, as_of, complete=complete)
+        frozen.begun_at_s = now_s
+        kept[as_of] = frozen
+        while len(kept) > _FROZEN_MAX or (len(kept) > 1 and _bytes(kept) > _FROZEN_BYTES_MAX):
+            del kept[next(iter(kept))]
         return frozen
 
     def _expired(self) -> SnapshotChunk:
@@ -135,3 +147,7 @@ class SnapshotServer:
             chunks=0,
             expired=True,
         )
+
+
+def _bytes(kept: Mapping[int, _Frozen]) -> int:
+    return sum(frozen.bytes for frozen in kept.values())

@@ -86,6 +86,8 @@ class StreamPublisher(Generic[S]):
         self._sent_at_s = -inf
         """Loop time at which the last messages of facts left."""
         self._beat_due = asyncio.Event()
+        self._hello_came = False
+        """Whether a hello waits for its beats."""
 
     def start(self, supervisor: Supervisor) -> None:
         """Starts to send facts, beats and heartbeats, until the supervisor closes."""
@@ -118,8 +120,16 @@ class StreamPublisher(Generic[S]):
         self._beat_due.set()
 
     async def on_hello(self, _message: Msg) -> None:
-        """Handles a router's Hello: all streams beat within HELLO_JITTER_S."""
-        await asyncio.sleep(self._rng.uniform(0, HELLO_JITTER_S))
+        """Handles a router's Hello: all streams beat within HELLO_JITTER_S. Hellos that come before
+        that share the beat, so that none waits behind another.
+        """
+        if not self._hello_came:
+            self._hello_came = True
+            wait_s = self._rng.uniform(0, HELLO_JITTER_S)
+            asyncio.get_running_loop().call_later(wait_s, self._answer_hellos)
+
+    def _answer_hellos(self) -> None:
+        self._hello_came = False
         self.beat_soon()
 
     async def answer(self, stream: S, message: Msg) -> None:

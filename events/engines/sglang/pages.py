@@ -11,6 +11,7 @@ from events.engines.pages.load import (
     BLOCK_SIZE_MAX,
     DOCUMENT_BYTES_MAX,
     READ_ERRORS,
+    SHARE_MAX,
     Count,
     EngineIdentity,
     LoadUnreadable,
@@ -35,7 +36,7 @@ class _SglangLoad(Struct):
     max_total_num_tokens: Count | None = None
     max_running_requests: Count | None = None
     num_waiting_uncached_tokens: TokenCounter | None = None
-    cache_hit_rate: float | None = None
+    cache_hit_rate: Annotated[float, Meta(ge=0, le=SHARE_MAX)] | None = None
 
 
 class _SglangLoads(Struct):

@@ -13,6 +13,7 @@ from events.engines.pages.load import (
     VERSION,
     EngineIdentity,
     LoadUnreadable,
+    Name,
     bounded,
     count,
     natural,
@@ -179,14 +180,17 @@ class _VllmServerInfo(Struct):
 
 
 class _MooncakeEngine(Struct):
-    engine_id: str
+    engine_id: Name
 
 
 def mooncake_engine_ids(document: bytes | str) -> dict[int, str]:
     """Rank -> engine_id, from /query of the bootstrap server of vLLM's MooncakeConnector. The id
     changes with each start of the engine unless it is configured. Raises LoadUnreadable."""
     engines = read_json(document, _MOONCAKE_ENGINES, "/query")
-    return {rank: engine.engine_id for rank, engine in engines.items()}
+    ids = {rank: engine.engine_id for rank, engine in engines.items()}
+    if not "".join(ids.values()).isprintable():  # which no heartbeat takes
+        raise LoadUnreadable("/query has an engine_id with control characters")
+    return ids
 
 
 _EVENT_SOURCES = msgspec.json.Decoder(dict[str, Raw])

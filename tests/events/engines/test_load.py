@@ -207,6 +207,8 @@ def test_sglang_loads_are_told_by_rank() -> None:
         '{"loads": [{"num_running_reqs": -1, "num_waiting_reqs": 0}]}',
         '{"loads": [{"num_running_reqs": "1", "num_waiting_reqs": 0}]}',
         '{"loads": [{"num_running_reqs": 1}]}',
+        '{"loads": [{"num_running_reqs": 1, "num_waiting_reqs": 0, "cache_hit_rate": -0.5}]}',
+        '{"loads": [{"num_running_reqs": 1, "num_waiting_reqs": 0, "cache_hit_rate": 1e300}]}',
         "[" * 100_000,
         b"\xff\xfe",
     ],

@@ -100,6 +100,17 @@ async def test_mooncakes_bootstrap_server_names_the_engine(serve: Serve) -> None
     assert asked.identity.kv_engine_ids == {0: "e7_dp0"}
 
 
+@pytest.mark.parametrize("engine_id", ["a\nb", "e" * 1025])
+async def test_an_engine_id_that_no_heartbeat_takes_is_left_out(
+    serve: Serve, engine_id: str
+) -> None:
+    bootstrap = await serve("/query", web.json_response({"0": {"engine_id": engine_id}}))
+    asked = Probe(bootstrap.session, "vllm", bootstrap.access, bootstrap.access.url(""))
+    assert not await asked.ask_mooncake()
+    assert asked._kv_engine_ids == {}
+    assert "/query" in asked.trouble
+
+
 async def test_without_mooncakes_bootstrap_server_the_rest_is_known(serve: Serve) -> None:
     engine = await serve("/v1/models", web.json_response({"data": [{"id": "m"}]}))
     asked = Probe(engine.session, "vllm", engine.access, engine.access.url(""))

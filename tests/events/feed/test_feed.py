@@ -389,6 +389,57 @@ async def test_whatever_handling_a_message_raises_the_feed_goes_on(
     assert view.sources[WORKER].heartbeat is not None
 
 
+async def test_whatever_applying_a_backlog_raises_the_feed_goes_on(
+    ear: Ear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed, view = ear.feed, ear.view
+    blocks = SLICE_BYTES // 8
+    facts = [Stored(pack_hashes(range(i * blocks, (i + 1) * blocks)), "device") for i in range(3)]
+    message = FactsMessage(VERSION, EPOCH, 1, list(facts), 1.0)
+    feed._came["facts"](b"kvroute.v1.f.facts.w.0", encode(message))
+    feed.serve_slice()
+    assert list(view.backlogged) == [WORKER]
+    with monkeypatch.context() as patched:
+        patched.setattr(view.index, "store", lambda *_: 1 // 0)
+        feed.serve_slice()
+    assert view.dropped["handling_failed"] == 1
+    for _ in range(4):
+        feed.serve_slice()
+    source = view.sources[WORKER]
+    assert not view.backlogged
+    assert view.index.count(source.slot) == 2 * blocks
+    beat = Beat(VERSION, EPOCH, 1, 3 * blocks, 0, True, 1.0)
+    feed._came["facts"](b"kvroute.v1.f.facts.w.0", encode(beat))
+    feed.serve_slice()
+    assert ear.stream() == (StreamState.RECOVERING, "digest differs")
+
+
+async def test_whatever_applying_a_recovery_raises_the_feed_goes_on(
+    ear: Ear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed, view = ear.feed, ear.view
+    stored = [Stored(pack_hashes([i]), "device") for i in range(3)]
+    ring = [encode(FactsMessage(VERSION, EPOCH, 1 + i, [one], 1.0)) for i, one in enumerate(stored)]
+
+    def answer(request: SnapshotRequest) -> SnapshotChunk | None:
+        if request.from_seq is None:
+            return None
+        return SnapshotChunk(VERSION, EPOCH, 3, 0, 1, messages=ring[1:])
+
+    ear.broker.answers[subjects.snapshot("f", WORKER)] = answer
+    view.on_stream(WORKER, ring[0], 100.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(view.index, "store", lambda *_: 1 // 0)
+        beat = Beat(VERSION, EPOCH, 3, 3, 0, True, 1.0)
+        feed.recover(view.on_stream(WORKER, encode(beat), 100.0))
+        await ear.settled()
+    assert view.dropped["handling_failed"] == 1
+    assert list(view.backlogged) == [WORKER], "the fact after it"
+    feed.serve_slice()
+    assert not view.backlogged
+    assert view.index.count(view.sources[WORKER].slot) == 2
+
+
 async def test_a_slice_has_a_bound_of_facts_however_small_they_are(ear: Ear) -> None:
     """Bytes are what a message costs before it is read; its facts are charged as they show."""
     view = ear.view

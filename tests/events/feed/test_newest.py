@@ -50,3 +50,13 @@ def test_a_block_that_two_facts_have_stays_until_both_are_old() -> None:
     kept.add(3, hashes(5, 6), 10.0)
     kept.add(3, hashes(5), 10.5)
     assert kept.first(3, hashes(6, 5), 10.2 + NEWEST_S) == 1
+
+
+def test_a_fact_without_hashes_is_not_kept() -> None:
+    kept = Newest()
+    kept.add(3, hashes(5), 10.0)
+    kept.add(3, hashes(), 10.0)
+    assert len(kept) == 1
+    assert kept.first(3, hashes(5), 10.0 + NEWEST_S) is None
+    kept.add(4, hashes(), 12.0)
+    assert (kept.hashes, len(kept), kept._stored) == (0, 0, {})

@@ -1,4 +1,4 @@
-"""A rank's map on disk: what is written when, and that no disk ends a relay."""
+"""A rank's saved ledger: what is written when, and that no disk ends a relay."""
 
 import random
 from collections import Counter
@@ -73,7 +73,7 @@ async def test_without_a_file_a_rank_starts_from_nothing(kept: Kept) -> None:
     assert not kept.counts
 
 
-async def test_a_map_is_written_now_and_then_if_it_changed(
+async def test_a_ledger_is_written_now_and_then_if_it_changed(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "KEEP_S", 0.001)

@@ -16,7 +16,7 @@ from events.engines.pages.probe import Answer, Probe
 from events.plane import supervisor
 from events.plane.facts import Heartbeat, SnapshotRequest, encode
 from events.plane.settings import EngineSettings
-from events.relay import engine_pages, stream_publisher
+from events.relay import engine_pages, ledger_file, stream_publisher
 from events.relay import relay as module
 from events.relay.relay import Relay
 from tests.stage.waiting import until
@@ -122,6 +122,19 @@ async def pair() -> AsyncIterator[Pair]:
     pair.context.destroy(linger=0)
     names = [task.get_name() for task in asyncio.all_tasks()]
     assert not [name for name in names if "victim" in name or "neighbour" in name]
+
+
+async def test_a_saver_that_fails_is_the_saved_ledgers_trouble(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_file, "pause_s", lambda _took_s: 1 / 0)
+    relay = pair.relay(pair.settings, tmp_path)
+    await relay.start()
+    await pair.warned("saved_ledger")
+    assert relay.failures.keys() == {"saved_ledger"}
+    assert relay.counts["saved_ledger_failed"] > 0
+    await pair.neighbour_is_well()
+    monkeypatch.undo()  # else its last write would be tried for ever
 
 
 @pytest.mark.parametrize(

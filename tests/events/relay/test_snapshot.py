@@ -146,7 +146,18 @@ def test_a_snapshot_expires_with_time() -> None:
     gone = relay.next_of(chunks, 131.0)
     assert gone.expired
     assert gone.facts == gone.messages == []
-    assert relay.server._frozen == []
+    assert relay.server._frozen == {}
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_snapshot_is_kept_for_its_whole_time_from_each_routers_first_request() -> None:
+    relay = Relay()
+    relay.tell(chain(1, CHUNK_HASHES + 10))
+    relay.ask(SnapshotRequest(), 100.0)
+    chunks = [relay.ask(SnapshotRequest(), 129.9)]
+    assert len(relay.server._frozen) == 1
+    assert not relay.next_of(chunks, 159.8).expired
+    assert relay.next_of(chunks, 159.9).expired
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -157,18 +168,39 @@ def test_a_snapshot_that_nobody_asks_for_any_more_is_dropped_in_time() -> None:
     relay.server.expire(129.0)
     assert len(relay.server._frozen) == 1
     relay.server.expire(131.0)
-    assert relay.server._frozen == []
+    assert relay.server._frozen == {}
+
+
+def begun_at_different_messages(relay: Relay, count: int) -> list[list[SnapshotChunk]]:
+    """The first chunks of so many routers' snapshots, each at a number of its own."""
+    firsts = []
+    for i in range(count):
+        relay.tell(chain(1 + i * 100_000, CHUNK_HASHES + 10))
+        firsts.append([relay.ask(SnapshotRequest())])
+    return firsts
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_frozen_snapshots_are_few() -> None:
+def test_many_routers_get_the_whole_of_their_snapshots_on_a_busy_stream() -> None:
     relay = Relay()
-    asked = []
-    for i in range(6):
-        relay.tell(chain(1 + i * 100_000, CHUNK_HASHES + 10))
-        asked.append([relay.ask(SnapshotRequest())])
-    assert len(relay.server._frozen) == 4
-    assert [relay.next_of(chunks).expired for chunks in asked] == [True, True] + [False] * 4
+    firsts = begun_at_different_messages(relay, 64)
+    assert not any(relay.next_of(chunks).expired for chunks in firsts)
+    relay.tell(chain(99_000_000, 1))
+    relay.ask(SnapshotRequest())
+    assert [relay.next_of(chunks).expired for chunks in firsts] == [True] + [False] * 63
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_frozen_snapshots_have_a_bound_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = CHUNK_HASHES + 10
+    monkeypatch.setattr(snapshot, "_FROZEN_BYTES_MAX", 8 * blocks * (3 + 4 + 5))
+    firsts = begun_at_different_messages(relay := Relay(), 5)
+    assert [relay.next_of(chunks).expired for chunks in firsts] == [True, True] + [False] * 3
+    monkeypatch.setattr(snapshot, "_FROZEN_BYTES_MAX", 1)
+    relay.tell(chain(99_000_000, 1))
+    newest = [relay.ask(SnapshotRequest())]
+    assert not relay.next_of(newest).expired
+    assert len(relay.server._frozen) == 1
 
 
 @pytest.mark.parametrize("request_", [SnapshotRequest(1, 1, EPOCH, 99), SnapshotRequest(as_of=5)])

@@ -160,6 +160,17 @@ async def test_a_hello_is_answered_with_heartbeat_and_beat_of_each_stream(
     assert [len(published.wire.beats(name)) for name in "ab"] == [count + 1 for count in counts]
 
 
+async def test_hellos_that_come_together_share_their_answer(published: Published) -> None:
+    counts = [len(published.load(name)) for name in "ab"]
+    for _ in range(100):
+        await published.publisher.on_hello(None)  # type: ignore[arg-type]  # not looked at
+    await turns()
+    assert [len(published.load(name)) for name in "ab"] == [count + 1 for count in counts]
+    await published.publisher.on_hello(None)  # type: ignore[arg-type]  # not looked at
+    await turns()
+    assert [len(published.load(name)) for name in "ab"] == [count + 2 for count in counts]
+
+
 async def test_a_removed_stream_sends_nothing_more(published: Published) -> None:
     published.store(published.a, 50)
     await turns()

@@ -209,6 +209,22 @@ def test_a_changed_file_counts_and_a_bad_one_changes_nothing(tmp_path: Path) -> 
     assert accesses.of_worker("w", "http://w").credentials.api_key == "two"
 
 
+def test_an_empty_file_of_cas_is_not_the_systems_cas(tmp_path: Path) -> None:
+    file, whole = tmp_path / "ca.pem", Authority().pem
+    file.write_bytes(b"")
+    with pytest.raises(ConfigError, match="holds no certificates"):
+        EngineAccesses.of(EnginesSettings(ca_file=str(file)))
+    file.write_bytes(whole)
+    accesses = EngineAccesses(EnginesSettings(ca_file=str(file)))
+    tls = accesses.of_worker("w", "https://w").tls
+    file.write_bytes(b"")
+    with pytest.raises(ValueError, match="holds no certificates"):
+        accesses.reload()
+    assert accesses.of_worker("w", "https://w").tls is tls
+    file.write_bytes(whole)
+    assert accesses.reload() is False
+
+
 def test_settings_that_contradict_or_cannot_be_read_name_their_keys(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("k")
