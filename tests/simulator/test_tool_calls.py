@@ -1,0 +1,43 @@
+"""Arguments of forced tool calls, by the function's schema."""
+
+import json
+from typing import Any
+
+import pytest
+
+from simulator.live.tool_calls import READ_MAX, Function, UnfitChoice, forced_call
+
+
+def arguments(**schema: Any) -> Any:
+    return json.loads(forced_call([Function("f", schema)], None).arguments)
+
+
+def referring(count: int, **place: Any) -> dict[str, Any]:
+    """A schema of so many required properties, all of which are one Place."""
+    names = [f"p{number}" for number in range(count)]
+    properties = {name: {"$ref": "#/$defs/Place"} for name in names}
+    return {"properties": properties, "required": names, "$defs": {"Place": place}}
+
+
+def test_references_are_followed_as_far_as_they_are_deep() -> None:
+    place = {"type": "object", "properties": {"inner": {"$ref": "#/$defs/Place"}}}
+    made = arguments(**referring(2, **place, required=["inner"]))
+    nested = {"inner": {"inner": {"inner": {"inner": None}}}}
+    assert made == {"p0": nested, "p1": nested}
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        referring(30) | {"type": "object"},
+        {"const": "x" * (READ_MAX // 20)},
+        {"enum": ["x" * (READ_MAX // 20)]},
+        {"type": "object", "required": [0] * (READ_MAX // 20)},
+        {"type": "number", "minimum": "9" * (READ_MAX // 20)},
+        {"$ref": "#" + "/a" * (READ_MAX // 20)},
+    ],
+    ids=["objects", "constants", "choices", "names", "numbers", "references"],
+)
+def test_a_schema_that_refers_to_much_many_times_is_refused(place: dict[str, Any]) -> None:
+    with pytest.raises(UnfitChoice, match=f"more than {READ_MAX} characters"):
+        arguments(**referring(30, **place))
