@@ -15,7 +15,7 @@ from indexer.identity import Tier
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.routing_settings import RoutingSettings
 from router.request.prompt import Prompt
-from simulator.engines.cost_model import Distance
+from simulator.engines.cost_model import Distance, LinearCost
 from simulator.engines.scheduler import SchedulerConfig, StepResult
 from simulator.schedulers.chitu.task import ChituConfig
 from simulator.schedulers.vllm.config import VllmConfig
@@ -29,6 +29,9 @@ from simulator.world.virtual_engine import VirtualEngine
 from simulator.world.virtual_relay import NamedPrefixes
 from simulator.world.world import World, run
 from tests.simulator.worlds import SMALL, checked, request, trace
+
+UNLINKED = replace(SMALL, cost=LinearCost(0.005, 0.0, 0.0, 2e-4, 0.0))
+"""Engines that can't send KV cache to one another."""
 
 
 def conversation(count: int, rate: float = 1.0) -> Trace:
@@ -457,6 +460,15 @@ def test_kv_cache_from_farther_away_takes_longer() -> None:
     assert cluster - rack == pytest.approx(kv / 20e9 - kv / 40e9 + 50e-6)
 
 
+def test_slow_workers_send_kv_cache_to_one_another_as_fast_as_others() -> None:
+    def ttft_s(**slow: Any) -> float:
+        _, result = checked(trace(request(0.0, [1, 2])), disaggregation=Disaggregation(1), **slow)
+        return float(result.ttft_s[0])
+
+    assert ttft_s(slow_workers=2, slow_factor=1.0) == ttft_s()
+    assert ttft_s() < ttft_s(slow_workers=2) < 2 * ttft_s()
+
+
 def test_a_request_whose_decode_worker_dies_starts_over_with_its_prompt() -> None:
     _, result = checked(
         trace(request(0.0, [1], 200)),
@@ -609,6 +621,11 @@ def test_progress_comes_and_ends_complete() -> None:
         ({"event_delay_s": 1.0, "event_jitter_s": 2.0}, "event_jitter_s"),
         ({"failures": (Failure(1.0, 8),)}, "Failure.worker"),
         ({"approximate_workers": 9}, "approximate_workers"),
+        ({"hot_prefixes": True, "scheduler": UNLINKED}, "send to others: .* no links"),
+        (
+            {"disaggregation": Disaggregation(1), "scheduler": UNLINKED},
+            "send to others: .* no links",
+        ),
     ],
 )
 def test_options_that_mean_nothing_are_refused(wrong: dict[str, Any], named: str) -> None:
