@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from simulator.live.completion_wire import ChatRequest, Message, Tool
 from simulator.live.tool_calls import READ_MAX, Function, UnfitChoice, forced_call
 
 
@@ -41,3 +42,25 @@ def test_references_are_followed_as_far_as_they_are_deep() -> None:
 def test_a_schema_that_refers_to_much_many_times_is_refused(place: dict[str, Any]) -> None:
     with pytest.raises(UnfitChoice, match=f"more than {READ_MAX} characters"):
         arguments(**referring(30, **place))
+
+
+@pytest.mark.parametrize(
+    ("limits", "limit"),
+    [
+        ({}, (16, "tool_calls")),
+        ({"max_tokens": 5}, (5, "length")),
+        ({"max_tokens": 1000, "max_completion_tokens": 5}, (5, "length")),
+        ({"max_tokens": 5, "max_completion_tokens": 1000}, (16, "tool_calls")),
+    ],
+)
+def test_a_call_is_cut_by_max_completion_tokens_else_by_max_tokens(
+    limits: dict[str, Any], limit: tuple[int, str]
+) -> None:
+    schema = {"properties": {"at": {"const": "a place"}}, "required": ["at"]}
+    request = ChatRequest(
+        messages=[Message("user", "Where?")],
+        tools=[Tool(Function("f", schema))],
+        tool_choice="required",
+        **limits,
+    )
+    assert request.limit() == limit
