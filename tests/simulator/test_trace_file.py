@@ -124,6 +124,11 @@ def test_a_csv_sessions_prompt_begins_with_the_one_before_it() -> None:
     assert [request.think_s for request in (one, alone, two)] == [None, None, 0.25]
 
 
+def test_a_think_time_without_a_session_is_none() -> None:
+    [alone] = read("arrival_s,input_length,output_length,think_ms\n", "1,1000,5,250\n")
+    assert alone.think_s is None
+
+
 def test_a_csv_prefix_is_shared_in_whole_ids_and_no_further() -> None:
     one, two, three, session = read(
         "arrival_s,input_length,output_length,prefix_id,prefix_tokens,session_id\n",

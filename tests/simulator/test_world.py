@@ -221,6 +221,12 @@ def test_a_turn_starts_when_the_one_before_it_has_ended_and_was_thought_about() 
     assert result.arrival_s[1] == pytest.approx(ended_s + 2.0)
 
 
+@pytest.mark.parametrize("session_id", [None, "s"])
+def test_a_request_without_a_turn_before_it_is_sent_at_its_own_time(session_id: str | None) -> None:
+    _, result = checked(trace(request(0.5, [1], session_id=session_id, think_s=2.0)))
+    assert result.arrival_s.tolist() == [0.5]
+
+
 def test_a_turn_goes_on_after_one_that_failed() -> None:
     turns = [
         request(0.0, list(range(20)), session_id="s"),  # longer than the pool
