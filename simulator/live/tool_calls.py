@@ -88,8 +88,8 @@ class _Arguments:
             return None
         if "const" in schema:
             return self._read(schema["const"])
-        if schema.get("enum"):
-            return self._read(schema["enum"][0])
+        if isinstance(choices := schema.get("enum"), list) and choices:
+            return self._read(choices[0])
         if isinstance(reference := schema.get("$ref"), str):
             return self._value(self._referred(self._read(reference)), depth + 1)
         for keyword in ("anyOf", "oneOf", "allOf"):

@@ -27,6 +27,12 @@ def test_references_are_followed_as_far_as_they_are_deep() -> None:
     assert made == {"p0": nested, "p1": nested}
 
 
+@pytest.mark.parametrize("enum", [{"celsius": 1}, 5, True, "celsius", [], None])
+def test_choices_that_are_no_list_are_ignored(enum: Any) -> None:
+    properties = {"unit": {"enum": enum, "type": "string"}}
+    assert arguments(properties=properties, required=["unit"]) == {"unit": "text"}
+
+
 @pytest.mark.parametrize(
     "place",
     [
