@@ -606,6 +606,18 @@ def test_samples_show_where_requests_were() -> None:
     assert result.used_blocks[2].min() >= 8
 
 
+def test_samples_are_of_the_seconds_in_which_requests_were() -> None:
+    late_s = 1.7e9  # the time stamps of a trace may be Unix time
+    _, result = checked(trace(request(0.0, [1], 500), request(late_s, [2], 500)))
+    first, last = (result.sampled_s < late_s).sum(), (result.sampled_s >= late_s).sum()
+    assert 0 < first < 60
+    assert 0 < last < 60
+    assert result.in_flight.shape == result.waiting.shape == (first + last, 2)
+    assert result.in_flight.sum(axis=1).tolist() == [1] * (first + last)
+    assert result.seconds == result.sampled_s[-1] + 1
+    assert load_cv(result.in_flight) == 1.0
+
+
 def test_an_empty_trace_has_an_empty_result() -> None:
     result = run(RunOptions(), trace())
     assert result.request_count == 0
