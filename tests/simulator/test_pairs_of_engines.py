@@ -151,6 +151,26 @@ async def test_a_half_without_the_other_is_not_answered() -> None:
         assert "no prefill engine at 127.0.0.1:1" in body["error"]["message"]
 
 
+async def test_many_prompts_that_are_waited_for_keep_no_other_waiting() -> None:
+    connector = aiohttp.TCPConnector(limit=0)
+    async with (
+        a_pair() as (prefill, decode, http),
+        aiohttp.ClientSession(connector=connector) as many,
+    ):
+        shared = await room(http, prefill, 0)
+        waiting = [
+            asyncio.create_task(post(many, decode, **shared | {"bootstrap_room": number}))
+            for number in range(101)
+        ]
+        last = shared | {"bootstrap_room": 100}
+        assert (await post(many, prefill, **last, **{"max_tokens": 1}))[0] == 200
+        assert (await waiting.pop())[0] == 200
+        for task in waiting:
+            assert not task.done()
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
 async def test_a_half_waits_no_longer_than_its_limit() -> None:
     rooms = BootstrapServer(wait_s=0.0)
     await rooms.start("127.0.0.1", 0)
