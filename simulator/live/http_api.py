@@ -336,7 +336,7 @@ async def _read(request: web.Request, form: type[Body]) -> Body:
     form."""
     try:
         return msgspec.json.decode(await request.read(), type=form)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise _error(request, 400, "BadRequestError", str(error)) from error
 
 

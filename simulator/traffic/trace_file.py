@@ -102,7 +102,7 @@ class _TraceFile:
                 cells = decoder.decode(text)
             except msgspec.ValidationError as error:
                 raise TraceError(f"line {number}: expected an object: {error}") from error
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise TraceError(f"line {number}: not JSON: {error}") from error
             if LoggedTrace.is_logged(cells):
                 request = self._logged.cells(cells, number)
