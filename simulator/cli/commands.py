@@ -8,7 +8,7 @@ from router.app.cli.run import run
 from router.app.processes.logs import set_up
 from router.config.settings.serving_settings import LogSettings
 from simulator.cli.capacity import capacity
-from simulator.cli.options import File, option, options
+from simulator.cli.options import File, as_output, option, options
 from simulator.cli.replay import replay
 from simulator.cli.simulate import simulate
 
@@ -17,7 +17,7 @@ __all__ = ["capacity", "demo", "replay", "simulate"]
 
 @click.command()
 @options(
-    option("--json", "json_file", type=File,
+    option("--json", "json_file", type=File, callback=as_output,
            help="JSON file that the table's numbers are written to."),
     option("--policy", "chosen", multiple=True,
            help="Policy to compare, repeatable. [default: round-robin and dynamo-adaptive]"),

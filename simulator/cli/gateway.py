@@ -46,7 +46,7 @@ async def run_with_gateway(
 
     host: where the engines listen. listen, grpc_listen: host:port of the gateway and of the router;
     port 0: any free port. Raises ConfigError, OSError or zmq.ZMQError for an address that can't be
-    bound.
+    bound, TimeoutError if the workers are not ready after READY_S.
     """
     with tempfile.TemporaryDirectory(prefix="kvroute-simulate-") as folder:
         socket = Path(folder) / "router.sock"
@@ -54,16 +54,17 @@ async def run_with_gateway(
             app = RouterApp(gateway_config(engines, listen, grpc_listen, socket))
             serving = asyncio.create_task(app.run())
             ready = asyncio.create_task(_ready(f"unix:{socket}", len(engines)))
-            await asyncio.wait({serving, ready}, return_when=asyncio.FIRST_COMPLETED)
             try:
+                await asyncio.wait({serving, ready}, return_when=asyncio.FIRST_COMPLETED)
                 if not serving.done():
                     ready.result()
                     _show(console, engines, app)
                     warn_of_strangers(console, host)
+                return await serving
             finally:
                 ready.cancel()
-                await asyncio.gather(ready, return_exceptions=True)
-            return await serving
+                serving.cancel()
+                await asyncio.gather(ready, serving, return_exceptions=True)
 
 
 def gateway_config(
@@ -95,13 +96,17 @@ async def _ready(target: str, count: int) -> None:
 
 async def workers_ready(client: KvRouteClient, count: int) -> None:
     """Returns once the router may pick `count` workers; raises TimeoutError after READY_S."""
-    async with asyncio.timeout(READY_S):
-        await client.wait_ready(READY_S)
-        schedulable: dict[str, bool] = {}
-        async for update in client.watch_workers():
-            schedulable |= {worker.worker_id: worker.schedulable for worker in update.changed}
-            if sum(schedulable.values()) == count:
-                return
+    schedulable: dict[str, bool] = {}
+    try:
+        async with asyncio.timeout(READY_S):
+            await client.wait_ready(2 * READY_S)  # longer, so that the error is the one below
+            async for update in client.watch_workers():
+                schedulable |= {worker.worker_id: worker.schedulable for worker in update.changed}
+                if sum(schedulable.values()) == count:
+                    return
+    except TimeoutError:
+        ready = sum(schedulable.values())
+        raise TimeoutError(f"{ready} of {count} workers are ready after {READY_S:g} s") from None
 
 
 def _show(console: Console, engines: Sequence[StandIn], app: RouterApp) -> None:

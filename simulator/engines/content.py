@@ -138,8 +138,10 @@ def token_submission(
     answer: makes the answer. about: see About.
     """
     lora_name, session_id = about.get("lora_name", ""), about.get("session_id")
+    # No scheduler takes a longer answer than fits into model_len, so no more tokens are made.
+    length = max(min(max_tokens, config.model_len - len(prompt)), 0)
     content = TokenContent(
-        np.concatenate([prompt, answer(prompt, max(max_tokens, 0), lora_name)]),
+        np.concatenate([prompt, answer(prompt, length, lora_name)]),
         config,
         cache_salt=about.get("cache_salt", ""),
         lora_name=lora_name if lora_name in config.lora_names else "",

@@ -223,10 +223,14 @@ class PolynomialCost(CostModel):
 
 @dataclass(frozen=True, slots=True)
 class SlowedCost(CostModel):
-    """Another cost model's steps, each `factor` times as long, without transfers of KV cache."""
+    """Another cost model's steps, each `factor` times as long; its transfers take as long as
+    there."""
 
     cost: CostModel
     factor: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kv", self.cost.kv)
 
     @override
     def step_s(self, prefill: Chunks, decodes: int = 0, context_tokens: float = 0) -> float:

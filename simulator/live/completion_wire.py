@@ -114,9 +114,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
         in vLLM, "stop" if the request named the function. Raises UnfitChoice."""
         call = self.call()
         needed = inf if call is None else len(call.arguments)
-        for most in (self.max_completion_tokens, self.max_tokens):
-            if most is not None and most < needed:
-                return most, "length"
+        overrides = self.max_completion_tokens is not None
+        most = self.max_completion_tokens if overrides else self.max_tokens
+        if most is not None and most < needed:
+            return most, "length"
         if call is None:
             return CHAT_TOKENS, "stop"
         return len(call.arguments), "stop" if call.is_named else "tool_calls"

@@ -203,7 +203,6 @@ async def _serve(
         raise
     finally:
         reporting.cancel()
-    tally.serve(pick.worker_id, completion)
     await routing.report(
         report(
             state=ProgressState.PROGRESS_STATE_FINISHED,
@@ -211,6 +210,7 @@ async def _serve(
             cached_tokens=completion.cached_tokens,
         )
     )
+    tally.serve(pick.worker_id, completion)
 
 
 def table(runs: Sequence[RunResult]) -> Table:

@@ -301,7 +301,8 @@ class HttpApi:
                 yield False
             return
         if self._others is None:
-            self._others = aiohttp.ClientSession()
+            # Without a limit: a request that waits for its prompt must not keep others from theirs.
+            self._others = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         await fetch(self._others, body.bootstrap_host or "", body.bootstrap_port or 0, room)
         yield True
 
@@ -335,7 +336,7 @@ async def _read(request: web.Request, form: type[Body]) -> Body:
     form."""
     try:
         return msgspec.json.decode(await request.read(), type=form)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise _error(request, 400, "BadRequestError", str(error)) from error
 
 

@@ -23,6 +23,8 @@ from router.net.listener.addresses import listening
 
 WAIT_S = 300.0
 """Longest wait of a half for the other half, in seconds, as in SGLang."""
+_REACH_S = 10.0
+"""Seconds for a decode engine to reach the bootstrap server, and for its answer after its wait."""
 _SHUTDOWN_S = 0.1
 """Seconds for open requests to end at a stop, when the engine has already answered all of them."""
 
@@ -132,10 +134,9 @@ async def fetch(session: aiohttp.ClientSession, host: str, port: int, number: in
     """The decode half: returns once the prefill engine has computed the prompt. Raises
     HandOverFailed."""
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}/rooms/{number}"
+    timeout = aiohttp.ClientTimeout(total=WAIT_S + _REACH_S)
     try:
-        async with session.post(
-            url, allow_redirects=False, timeout=aiohttp.ClientTimeout(total=WAIT_S)
-        ) as answer:
+        async with session.post(url, allow_redirects=False, timeout=timeout) as answer:
             if answer.status != 200:
                 raise HandOverFailed(
                     f"the prefill engine at {host}:{port} did not compute the prompt of room"

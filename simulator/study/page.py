@@ -177,14 +177,14 @@ def _maps(comparison: Comparison) -> Iterator[str]:
     yield " Rows of one colour are an even load.</p>"
     for run in comparison.runs:
         in_flight = run.first.in_flight
-        means = in_flight.mean(axis=0) if in_flight.size else np.zeros(1)
+        means = in_flight.sum(axis=0) / max(run.first.seconds, 1)
         about = (
             f"requests at a worker: {means.min():.1f} on average at the least loaded,"
             f" {means.max():.1f} at the most loaded, {in_flight.max(initial=0)} at most"
         )
         yield f"<p>{escape(run.label)}: {about}</p>"
         cells = load_by_worker(run.first)
-        yield heat_map(f"Load by worker, {run.label}", about, cells, most, len(in_flight))
+        yield heat_map(f"Load by worker, {run.label}", about, cells, most, run.first.seconds)
 
 
 def _groups(comparison: Comparison) -> Iterator[str]:

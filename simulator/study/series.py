@@ -48,10 +48,10 @@ def quantiles(values: Floats) -> Floats:
 def load_by_worker(run: RunResult) -> Integers:
     """Requests at each worker, shape (workers, spans): CELLS_MAX spans at most, each with the most
     requests of its seconds."""
-    seconds = len(run.in_flight)
-    spans = min(seconds, CELLS_MAX)
-    edges = np.linspace(0, seconds, spans + 1).astype(np.int64)[:-1]
-    return np.maximum.reduceat(run.in_flight, edges, axis=0).T if spans else run.in_flight.T
+    spans = min(run.seconds, CELLS_MAX)
+    most = np.zeros((spans, len(run.workers)), np.int64)
+    np.maximum.at(most, run.sampled_s * spans // max(run.seconds, 1), run.in_flight)
+    return most.T
 
 
 def groups_of(trace: Trace) -> tuple[str, Sequence[str]]:

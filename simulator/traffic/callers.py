@@ -128,7 +128,7 @@ def _shares(text: str) -> tuple[tuple[int, float], ...]:
     others = [float(word) for word in numbers.split(",")]
     if len(values) != len(others) + 1:
         raise ValueError("expected a share for each priority but the first")
-    rest = 1.0 - sum(others)
+    rest = round(1.0 - sum(others), 12)  # decimals that add up to 1 need not do so as floats
     if not all(isfinite(share) and share >= 0 for share in (rest, *others)):
         raise ValueError("shares are 0 to 1, and add up to 1 at most")
     return tuple(zip(values, (rest, *others), strict=True))

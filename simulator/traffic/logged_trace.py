@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from router.observe.audit.logged_decision import LoggedDecision
-from simulator.traffic.trace_columns import TraceError
+from simulator.traffic.trace_columns import PromptTokens, TraceError
 
 OUTPUT_TOKENS = 256
 """Output tokens of a request that expected no number."""
@@ -45,6 +45,7 @@ class LoggedTrace:
             return None
         try:
             line = msgspec.convert(content, LoggedDecision)
+            msgspec.convert(line.prompt_tokens, PromptTokens)
         except msgspec.ValidationError as error:
             raise TraceError(f"line {number}: no line of a decision log: {error}") from error
         if line.prefixes is None:
@@ -55,24 +56,27 @@ class LoggedTrace:
             return None
         if len(self._seen) < REQUESTS_MAX:
             self._seen.add(line.request_id)
-        sizes = {int(size) for size in line.columns.get("block_size", ()) if size}
+        sizes = {int(size) for size in line.columns.get("block_size", ()) if size and size >= 1}
         if len(sizes) != 1 or self.id_tokens not in (0, min(sizes)):
             raise TraceError(
                 f"line {number}: workers of another block size, whose hashes can't be compared"
             )
         self.id_tokens = min(sizes)
+        try:
+            prefixes = np.frombuffer(bytes.fromhex(line.prefixes), ">u8").tolist()
+        except ValueError as error:
+            raise TraceError(f"line {number}: prefixes: {error}") from error
         return {
             "Timestamp": line.at_s,
             "input_tokens": line.prompt_tokens,
             "output_tokens": line.output_tokens or OUTPUT_TOKENS,
-            "hash_ids": self._ids(bytes.fromhex(line.prefixes), line.prompt_tokens, number),
+            "hash_ids": self._ids(prefixes, line.prompt_tokens, number),
             "model": line.model,
         }
 
-    def _ids(self, prefixes: bytes, prompt_tokens: int, number: int) -> list[int]:
+    def _ids(self, prefixes: list[int], prompt_tokens: int, number: int) -> list[int]:
         """An id for each block of a prompt. A block without a hash gets an id that no other line
         has: a last block that is not full, and all blocks of a prompt whose tokens are unknown."""
         needed = -(-prompt_tokens // self.id_tokens)
-        ids: list[int] = np.frombuffer(prefixes, ">u8")[:needed].tolist()
-        own = number << 32
+        ids, own = prefixes[:needed], number << 32
         return ids + list(range(own, own + needed - len(ids)))

@@ -133,12 +133,14 @@ class RunResult(Columns):
     """Worker ids; `worker` has indexes into them."""
     block_size: int
 
+    sampled_s: Integers
+    """The full seconds with requests in flight, in order; shape (samples,)."""
     in_flight: Integers
-    """Requests at each worker, a row a second; shape (seconds, workers)."""
+    """Requests at each worker in each of these seconds; shape (samples, workers)."""
     waiting: Integers
-    """Requests in each worker's queue, by its last heartbeat; shape (seconds, workers)."""
+    """Requests in each worker's queue, by its last heartbeat; shape (samples, workers)."""
     used_blocks: Integers
-    """Blocks held by requests, by the worker's last heartbeat; shape (seconds, workers)."""
+    """Blocks held by requests, by the worker's last heartbeat; shape (samples, workers)."""
 
     wall_s: float
     """Wall time of the run."""
@@ -154,6 +156,11 @@ class RunResult(Columns):
     @property
     def request_count(self) -> int:
         return len(self.arrival_s)
+
+    @property
+    def seconds(self) -> int:
+        """Seconds of the run, up to the last sample."""
+        return int(self.sampled_s.max(initial=-1)) + 1
 
     @property
     def prompt_blocks(self) -> Integers:
@@ -258,7 +265,7 @@ def aggregate(
         queue_ms=distribution(1e3 * run.queue_s[served]),
         itl_ms=distribution(1e3 * run.itl_s[served]),
         e2e_ms=distribution(1e3 * run.e2e_s[served]),
-        load_cv=load_cv(run.in_flight[np.arange(len(run.in_flight)) >= begin_s]),
+        load_cv=load_cv(run.in_flight[run.sampled_s >= begin_s]),
         goodput_rps=_goodput_rps(run, counted, good),
         goodput_share=int(good.sum()) / max(1, int(counted.sum())),
         queued=int((run.waits[counted] > 0).sum()),

@@ -32,7 +32,7 @@ Text = Annotated[str, Meta(min_length=1, max_length=1024)]
 """A text, at most as long as a router accepts."""
 _Time = Annotated[float, Meta(ge=0, le=1e15)]
 # No prompt is longer: a mistake is reported before its ids fill the memory.
-_PromptTokens = Annotated[int, Meta(ge=1, le=100_000_000)]
+PromptTokens = Annotated[int, Meta(ge=1, le=100_000_000)]
 _Count = Annotated[int, Meta(ge=0, le=100_000_000)]
 _Priority = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 _Ids = list[Annotated[int, Meta(ge=0)]]
@@ -63,7 +63,7 @@ _CLOCK = Column(
     "arrival_s", Any, "arrival, in seconds or as date and time, counted from the first row",
     is_clock=True,
 )  # fmt: skip
-_PROMPT = Column("prompt_tokens", _PromptTokens, "prompt tokens")
+_PROMPT = Column("prompt_tokens", PromptTokens, "prompt tokens")
 _OUTPUT = Column("output_tokens", _Count, "output tokens; 0 counts as 1")
 _SESSION = Column("session_id", Text, "session; without hash_ids its prompts begin alike")
 _TENANT = Column("tenant", Text, "tenant, for the router's queue")

@@ -102,7 +102,7 @@ class _TraceFile:
                 cells = decoder.decode(text)
             except msgspec.ValidationError as error:
                 raise TraceError(f"line {number}: expected an object: {error}") from error
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise TraceError(f"line {number}: not JSON: {error}") from error
             if LoggedTrace.is_logged(cells):
                 request = self._logged.cells(cells, number)
@@ -154,7 +154,7 @@ class _TraceFile:
         return TraceRequest(hash_ids=hash_ids, id_tokens=self._id_tokens, **row)
 
     def _in_order(self, requests: Iterable[tuple[int, TraceRequest]]) -> Iterator[TraceRequest]:
-        """Checks that time and turns go forward; a session begins with its first turn."""
+        """Checks that time and turns go forward; think times stay where there is a turn before."""
         previous_s = 0.0
         turns: dict[str, int] = {}
         for number, request in requests:
@@ -166,19 +166,18 @@ class _TraceFile:
                 )
             previous_s = request.arrival_s
             session_id = request.session_id
+            last_turn = turns.get(session_id) if session_id is not None else None
+            if last_turn is not None and request.turn < last_turn:
+                raise self._bad(
+                    number,
+                    "turn",
+                    f"turn {request.turn} of session {session_id!r} comes after its turn"
+                    f" {last_turn}",
+                )
             if session_id is not None:
-                last_turn = turns.get(session_id)
-                if last_turn is not None and request.turn < last_turn:
-                    raise self._bad(
-                        number,
-                        "turn",
-                        f"turn {request.turn} of session {session_id!r} comes after its turn"
-                        f" {last_turn}",
-                    )
                 turns[session_id] = request.turn
-                if last_turn is None:
-                    yield replace(request, think_s=None)
-                    continue
+            if last_turn is None and request.think_s is not None:
+                request = replace(request, think_s=None)
             yield request
 
     def _bad(self, number: int, field: str, mistake: str) -> TraceError:

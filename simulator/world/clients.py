@@ -134,8 +134,9 @@ class Clients:
     def start(self, fleet: VirtualFleet) -> None:
         """Plans all arrivals that don't wait for another request."""
         self._fleet = fleet
+        planned_later = set(self._next_turn.values())
         for index, request in enumerate(self._requests):
-            if request.think_s is None:
+            if index not in planned_later:
                 self._timeline.at(request.arrival_s, partial(self._arrive, index))
 
     def on_output(self, output: Output) -> None:
@@ -483,13 +484,14 @@ def _objective(life: Life) -> Objective | None:
 
 
 def _next_turns(trace: Trace) -> dict[int, int]:
-    """Request -> the next request of its session, which is sent after its end."""
+    """Request -> the next request of its session, which is sent after its end; a session's first
+    request follows none."""
     following: dict[int, int] = {}
     last: dict[str, int] = {}
     for index, request in enumerate(trace.requests):
         if request.session_id is None:
             continue
-        if request.think_s is not None:
+        if request.think_s is not None and request.session_id in last:
             following[last[request.session_id]] = index
         last[request.session_id] = index
     return following

@@ -186,7 +186,7 @@ class RunOptions:
             raise ValueError(
                 "hot_prefixes and events 'engine' exclude each other: copies have no token ids"
             )
-        if self.hot_prefixes:
+        if self.hot_prefixes or self.disaggregation is not None:
             self._check_links()
         if self.events == "engine" and (self.failures or self.relay_restarts or self.ranks > 1):
             raise ValueError("events 'engine' need one rank, and no failures and relay_restarts")
@@ -227,12 +227,12 @@ class RunOptions:
         return (self.models[engine % len(self.models)],)
 
     def _check_links(self) -> None:
-        """Raises ValueError unless the cost model has links between all engines, for copies."""
+        """Raises ValueError unless the cost model has links between all engines."""
         try:
             for distance in Distance:
                 self.scheduler.cost.transfer_s(1, distance)
         except NoLink as error:
-            raise ValueError(f"copies of hot prefixes: {error}") from None
+            raise ValueError(f"KV cache that engines send to others: {error}") from None
 
 
 def _between(name: str, value: float, least: float, most: float) -> None:

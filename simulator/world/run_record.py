@@ -29,7 +29,7 @@ class Happened(IntEnum):
 
 
 class RunRecord:
-    """Columns with an entry for each request, samples with a row a second, a digest of the log."""
+    """Columns with an entry for each request, samples of the busy seconds, a digest of the log."""
 
     def __init__(self, request_count: int, worker_count: int, block_size: int) -> None:
         self.columns = Columns.unknown(request_count)
@@ -89,21 +89,20 @@ class RunRecord:
         wall_s: float,
     ) -> RunResult:
         """The result of the run."""
-        seconds = 1 + max((sample[0] for sample in self._samples), default=-1)
-        matrices = np.zeros((3, seconds, self._worker_count), np.int64)
-        for second, *rows in self._samples:
-            matrices[:, second] = rows
+        rows = [sample[1:] for sample in self._samples]
+        matrices = np.array(rows, np.int64).reshape(-1, 3, self._worker_count)
         return RunResult(
             policy=options.policy,
             order=options.queue.order,
             workers=workers,
             block_size=self._block_size,
-            in_flight=matrices[0],
+            sampled_s=np.array([sample[0] for sample in self._samples], np.int64),
+            in_flight=matrices[:, 0],
             wall_s=wall_s,
             counters=dict(self.counters),
             failures=dict(self.failures),
-            waiting=matrices[1],
-            used_blocks=matrices[2],
+            waiting=matrices[:, 1],
+            used_blocks=matrices[:, 2],
             shadows={name: _watched(shadow) for name, shadow in shadows.items()},
             digest=self._log.intdigest(),
             **vars(self.columns),

@@ -53,7 +53,8 @@ def page(traces: Traces, results: Results) -> str:
     for arm in ARMS:
         done = next(one for key, one in results.items() if key[:2] == (SECTION, arm))
         numbers = done.numbers
-        steady = done.result.in_flight[len(done.result.in_flight) // 10 :]
+        run = done.result
+        steady = run.in_flight[run.sampled_s >= run.seconds // 10]
         variance = float(steady.var(axis=1).mean())
         said = SAID[arm]
         rows.append(

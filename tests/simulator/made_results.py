@@ -49,7 +49,9 @@ def run_of(count: int, policy: str = "p", order: str = "priority", **about: Any)
         **dict.fromkeys(("in_flight", "waiting", "used_blocks"), np.empty((0, 1), np.int64)),
         "wall_s": 1.0,
     }
-    return RunResult(policy, order, **(default | about))
+    made = default | about
+    made.setdefault("sampled_s", np.arange(len(made["in_flight"])))
+    return RunResult(policy, order, **made)
 
 
 def result(

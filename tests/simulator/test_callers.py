@@ -57,6 +57,11 @@ def test_priorities_come_by_chance_or_by_tenant() -> None:
     }
 
 
+def test_shares_that_leave_nothing_are_fitting() -> None:
+    shares = Priorities.parse("random:0,1,2,3:0.56,0.33,0.11").shares
+    assert shares == ((0, 0.0), (1, 0.56), (2, 0.33), (3, 0.11))
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -66,6 +71,8 @@ def test_priorities_come_by_chance_or_by_tenant() -> None:
         ("random:1,2,3:0.5", "a share for each priority but the first"),
         ("random:1,2:1.5", "shares are 0 to 1"),
         ("random:1,2:nan", "shares are 0 to 1"),
+        ("random:1,2,3:1e308,1e308", "shares are 0 to 1"),
+        ("random:1,2:1.000000001", "shares are 0 to 1"),
         ("tenant:a", "invalid literal for int"),
         ("tenant:a=99999999999", "priorities are"),
     ],

@@ -14,6 +14,7 @@ from simulator.engines.cost_model import (
     NoLink,
     PolynomialCost,
     PrefillChunk,
+    SlowedCost,
 )
 
 LINEAR = LinearCost(
@@ -86,6 +87,10 @@ def test_kv_cache_moves_as_fast_as_its_link() -> None:
     assert model.load_s(0, Tier.HOST) == 0.0
     assert model.load_s(4000, Tier.DEVICE) == 0.0
     assert model.transfer_s(4000, Distance.RACK) == pytest.approx(2.0)
+    slowed = SlowedCost(model, 3.0)
+    assert slowed.step_s([]) == 3.0 * model.step_s([])
+    assert slowed.load_s(4000, Tier.HOST) == model.load_s(4000, Tier.HOST)
+    assert slowed.transfer_s(4000, Distance.RACK) == model.transfer_s(4000, Distance.RACK)
 
 
 def test_a_transfer_without_a_link_says_which_one_is_missing() -> None:

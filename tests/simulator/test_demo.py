@@ -119,6 +119,19 @@ async def test_a_router_that_refuses_makes_failed_requests() -> None:
     assert (result.failed, result.block_hit_rate, result.ttft_ms.p99) == (1, 0.0, 0.0)
 
 
+async def test_a_request_whose_end_the_router_does_not_take_is_failed_and_nothing_else() -> None:
+    class Forgetful(RoundRobin):
+        @override
+        async def report(self, progress: Progress) -> None:
+            if progress.state == ProgressState.PROGRESS_STATE_FINISHED:
+                raise RuntimeError("its lease is over")
+
+    seen: list[RunProgress] = []
+    result, _ = await run(Forgetful, [request(0, 0), request(1, 0)], SMALL, seen.append)
+    assert (result.failed, result.block_hit_rate) == (2, 0.0)
+    assert [(now.done, now.failed, now.in_flight) for now in seen] == [(1, 1, 0), (2, 2, 0)]
+
+
 async def test_engines_of_different_block_sizes_are_refused() -> None:
     odd = EngineConfig("odd", SchedulerConfig(block_count=64, block_size=8))
     with pytest.raises(ValueError, match="one block size"):

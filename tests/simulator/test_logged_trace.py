@@ -87,3 +87,19 @@ def test_a_refused_request_that_is_tried_again_counts_once_and_one_without_a_pro
 def test_a_line_that_only_looks_like_a_decision_is_refused() -> None:
     with pytest.raises(TraceError, match="line 1: no line of a decision log"):
         list(read_trace(['{"v": 1, "replica": "here"}']))
+
+
+@pytest.mark.parametrize(
+    ("odd", "mistake"),
+    [
+        ({"prompt_tokens": 10**15}, "no line of a decision log: .* <= 100000000"),
+        ({"prompt_tokens": 0}, "no line of a decision log: .* >= 1"),
+        ({"prefixes": "no hashes"}, "prefixes: "),
+        ({"prefixes": "0123"}, "prefixes: "),
+        ({"columns": {"block_size": [0.5, 0.5]}}, "workers of another block size"),
+    ],
+)
+def test_a_line_with_odd_numbers_is_refused(odd: dict[str, Any], mistake: str) -> None:
+    line = json.loads(logged(two_workers(), (64, 0))[0]) | odd
+    with pytest.raises(TraceError, match=f"line 1: {mistake}"):
+        list(read_trace([json.dumps(line)]))

@@ -165,7 +165,9 @@ def test_a_picture_is_a_file_of_its_own_with_its_colours_and_its_key() -> None:
 
 def test_a_long_run_of_a_large_fleet_has_a_bounded_page() -> None:
     wide = np.random.default_rng(3).integers(0, 50, (20_000, 1000))
-    run = replace(result("a"), in_flight=wide)
+    workers = [f"w{number}" for number in range(1000)]
+    seconds = np.arange(20_000)
+    run = replace(result("a"), in_flight=wide, sampled_s=seconds, workers=workers)
     assert load_by_worker(run).shape == (1000, CELLS_MAX)
     assert len(page([compared(run)], COMMAND)) < 1_500_000
 
@@ -173,8 +175,11 @@ def test_a_long_run_of_a_large_fleet_has_a_bounded_page() -> None:
 def test_a_map_keeps_the_peak_of_each_span() -> None:
     flat = np.zeros((4000, 2), np.int64)
     flat[1234, 1] = 7
-    run = replace(result("a"), in_flight=flat)
+    run = replace(result("a"), in_flight=flat, sampled_s=np.arange(4000))
     assert load_by_worker(run).max(axis=1).tolist() == [0, 7]
+    busy = np.array([0, 1234, 3999])  # a second that is not sampled had no requests
+    again = replace(run, in_flight=flat[busy], sampled_s=busy)
+    assert load_by_worker(again).tolist() == load_by_worker(run).tolist()
 
 
 def test_quantiles_leave_out_what_is_not_known() -> None:

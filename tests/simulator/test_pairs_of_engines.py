@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -19,7 +19,7 @@ from kvroute.client import KvRouteClient
 from simulator.cli.gateway import gateway_config, workers_ready
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig, Half
-from simulator.live.rooms import BootstrapServer, HandOverFailed, fetch
+from simulator.live.rooms import WAIT_S, BootstrapServer, HandOverFailed, fetch
 from simulator.live.run import live_engines
 from simulator.live.stand_ins import StandIn, stand_ins
 from simulator.schedulers.sglang.config import SglangConfig
@@ -151,6 +151,26 @@ async def test_a_half_without_the_other_is_not_answered() -> None:
         assert "no prefill engine at 127.0.0.1:1" in body["error"]["message"]
 
 
+async def test_many_prompts_that_are_waited_for_keep_no_other_waiting() -> None:
+    connector = aiohttp.TCPConnector(limit=0)
+    async with (
+        a_pair() as (prefill, decode, http),
+        aiohttp.ClientSession(connector=connector) as many,
+    ):
+        shared = await room(http, prefill, 0)
+        waiting = [
+            asyncio.create_task(post(many, decode, **shared | {"bootstrap_room": number}))
+            for number in range(101)
+        ]
+        last = shared | {"bootstrap_room": 100}
+        assert (await post(many, prefill, **last, **{"max_tokens": 1}))[0] == 200
+        assert (await waiting.pop())[0] == 200
+        for task in waiting:
+            assert not task.done()
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
 async def test_a_half_waits_no_longer_than_its_limit() -> None:
     rooms = BootstrapServer(wait_s=0.0)
     await rooms.start("127.0.0.1", 0)
@@ -163,6 +183,19 @@ async def test_a_half_waits_no_longer_than_its_limit() -> None:
                 await fetch(http, "127.0.0.1", rooms.port, 2)
     finally:
         await rooms.stop()
+
+
+async def test_a_decode_half_does_not_give_up_before_the_bootstrap_server_answers() -> None:
+    patience_s: list[float] = []
+
+    class Session:
+        def post(self, url: str, timeout: aiohttp.ClientTimeout, **_: Any) -> None:
+            patience_s.append(timeout.total or 0.0)
+            raise aiohttp.ClientConnectionError("gone")
+
+    with pytest.raises(HandOverFailed, match="no prefill engine at h:1: gone"):
+        await fetch(cast(aiohttp.ClientSession, Session()), "h", 1, 2)
+    assert patience_s[0] > WAIT_S
 
 
 @asynccontextmanager

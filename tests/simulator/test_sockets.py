@@ -304,6 +304,15 @@ async def test_refusals_have_vllms_form(http: aiohttp.ClientSession, stream: boo
         assert message in reply["error"]["message"]
 
 
+@pytest.mark.parametrize("body", [b"no JSON", b'{"prompt": "\xff"}', b'{"a": ' + b"[" * 100_000])
+async def test_a_body_that_cannot_be_read_is_refused(
+    http: aiohttp.ClientSession, body: bytes
+) -> None:
+    async with http.post("/v1/completions", data=body) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["type"] == "BadRequestError"
+
+
 async def test_a_client_that_goes_away_aborts_its_request(
     engine: StandIn, http: aiohttp.ClientSession
 ) -> None:

@@ -57,6 +57,7 @@ def test_a_turn_thinks_after_the_one_before_it_and_a_sessions_first_waits_for_no
     [
         ("{", "line 2: "),
         ("[]", "line 2: "),
+        ('{"a": ' + "[" * 100_000, "line 2: not JSON: "),
         (line(0, 0, []), "line 2, column input_length: '0': expected int >= 1"),
         (line(0, 513, [1]), "line 2, column hash_ids: a prompt of 513 tokens needs 2 ids of 512"),
         (line(0, 33, [1, 2, 3]), "but there are 3; --trace-block-size 16 would fit"),
@@ -122,6 +123,11 @@ def test_a_csv_sessions_prompt_begins_with_the_one_before_it() -> None:
     assert ids(back) == ids(one)
     assert not set(ids(alone)) & set(ids(two))
     assert [request.think_s for request in (one, alone, two)] == [None, None, 0.25]
+
+
+def test_a_think_time_without_a_session_is_none() -> None:
+    [alone] = read("arrival_s,input_length,output_length,think_ms\n", "1,1000,5,250\n")
+    assert alone.think_s is None
 
 
 def test_a_csv_prefix_is_shared_in_whole_ids_and_no_further() -> None:

@@ -15,7 +15,7 @@ from indexer.identity import Tier
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.routing_settings import RoutingSettings
 from router.request.prompt import Prompt
-from simulator.engines.cost_model import Distance
+from simulator.engines.cost_model import Distance, LinearCost
 from simulator.engines.scheduler import SchedulerConfig, StepResult
 from simulator.schedulers.chitu.task import ChituConfig
 from simulator.schedulers.vllm.config import VllmConfig
@@ -29,6 +29,9 @@ from simulator.world.virtual_engine import VirtualEngine
 from simulator.world.virtual_relay import NamedPrefixes
 from simulator.world.world import World, run
 from tests.simulator.worlds import SMALL, checked, request, trace
+
+UNLINKED = replace(SMALL, cost=LinearCost(0.005, 0.0, 0.0, 2e-4, 0.0))
+"""Engines that can't send KV cache to one another."""
 
 
 def conversation(count: int, rate: float = 1.0) -> Trace:
@@ -216,6 +219,12 @@ def test_a_turn_starts_when_the_one_before_it_has_ended_and_was_thought_about() 
     _, result = checked(trace(*turns))
     ended_s = result.arrival_s[0] + result.e2e_s[0]
     assert result.arrival_s[1] == pytest.approx(ended_s + 2.0)
+
+
+@pytest.mark.parametrize("session_id", [None, "s"])
+def test_a_request_without_a_turn_before_it_is_sent_at_its_own_time(session_id: str | None) -> None:
+    _, result = checked(trace(request(0.5, [1], session_id=session_id, think_s=2.0)))
+    assert result.arrival_s.tolist() == [0.5]
 
 
 def test_a_turn_goes_on_after_one_that_failed() -> None:
@@ -457,6 +466,15 @@ def test_kv_cache_from_farther_away_takes_longer() -> None:
     assert cluster - rack == pytest.approx(kv / 20e9 - kv / 40e9 + 50e-6)
 
 
+def test_slow_workers_send_kv_cache_to_one_another_as_fast_as_others() -> None:
+    def ttft_s(**slow: Any) -> float:
+        _, result = checked(trace(request(0.0, [1, 2])), disaggregation=Disaggregation(1), **slow)
+        return float(result.ttft_s[0])
+
+    assert ttft_s(slow_workers=2, slow_factor=1.0) == ttft_s()
+    assert ttft_s() < ttft_s(slow_workers=2) < 2 * ttft_s()
+
+
 def test_a_request_whose_decode_worker_dies_starts_over_with_its_prompt() -> None:
     _, result = checked(
         trace(request(0.0, [1], 200)),
@@ -588,6 +606,18 @@ def test_samples_show_where_requests_were() -> None:
     assert result.used_blocks[2].min() >= 8
 
 
+def test_samples_are_of_the_seconds_in_which_requests_were() -> None:
+    late_s = 1.7e9  # the time stamps of a trace may be Unix time
+    _, result = checked(trace(request(0.0, [1], 500), request(late_s, [2], 500)))
+    first, last = (result.sampled_s < late_s).sum(), (result.sampled_s >= late_s).sum()
+    assert 0 < first < 60
+    assert 0 < last < 60
+    assert result.in_flight.shape == result.waiting.shape == (first + last, 2)
+    assert result.in_flight.sum(axis=1).tolist() == [1] * (first + last)
+    assert result.seconds == result.sampled_s[-1] + 1
+    assert load_cv(result.in_flight) == 1.0
+
+
 def test_an_empty_trace_has_an_empty_result() -> None:
     result = run(RunOptions(), trace())
     assert result.request_count == 0
@@ -609,6 +639,11 @@ def test_progress_comes_and_ends_complete() -> None:
         ({"event_delay_s": 1.0, "event_jitter_s": 2.0}, "event_jitter_s"),
         ({"failures": (Failure(1.0, 8),)}, "Failure.worker"),
         ({"approximate_workers": 9}, "approximate_workers"),
+        ({"hot_prefixes": True, "scheduler": UNLINKED}, "send to others: .* no links"),
+        (
+            {"disaggregation": Disaggregation(1), "scheduler": UNLINKED},
+            "send to others: .* no links",
+        ),
     ],
 )
 def test_options_that_mean_nothing_are_refused(wrong: dict[str, Any], named: str) -> None:

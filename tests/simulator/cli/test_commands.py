@@ -190,6 +190,7 @@ def test_a_slice_that_ships_is_a_trace(tmp_path: Path) -> None:
         ("replay {trace} --warm-up 1000", 1, "the warm-up takes all requests"),
         ("replay {trace} --json /dev/null/a", 2, "there is no folder /dev/null"),
         ("replay {trace} --csv nowhere/a", 2, "there is no folder nowhere"),
+        ("demo --policy best --json nowhere/a", 2, "there is no folder nowhere"),
         ("replay {trace} --order fifo", 1, "unknown order 'fifo'"),
         ("replay {trace} --queue order=fifo", 1, "unknown order 'fifo'"),
         ("replay {trace} --queue max=1", 2, "max"),

@@ -54,6 +54,20 @@ def test_what_cannot_be_served_is_refused_in_a_sentence(
         add_tokens(scheduler, prompt(tokens), max_tokens, 0.0, lora_name=lora)
 
 
+@pytest.mark.parametrize("tokens", [4, 300])
+def test_no_more_of_an_answer_is_made_than_a_model_is_long(tokens: int) -> None:
+    lengths = []
+
+    def answer(prompt: TokenArray, max_tokens: int, lora_name: str) -> TokenArray:
+        lengths.append(max_tokens)
+        return prompt[:0]
+
+    scheduler = SCHEDULERS["vllm"].scheduler(config_of(0))
+    with pytest.raises(RequestRefused, match="maximum length is 256"):
+        add_tokens(scheduler, prompt(tokens), 1 << 70, 0.0, answer)
+    assert lengths == [max(256 - tokens, 0)]
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "chitu"])
 def test_steps_out_of_order_are_our_own_mistake(engine: str) -> None:
     scheduler = SCHEDULERS[engine].scheduler(config_of(0))
