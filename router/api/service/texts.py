@@ -98,7 +98,8 @@ class Texts:
         try:
             text = text_codec.read_text(request, caller)
         except Refusal as refusal:
-            raise self._desk.refused(refusal, request) from refusal
+            self._desk.refused(refusal, request)
+            raise
         waiting = TextWaiting()
         task = waiting.task = asyncio.get_running_loop().create_task(
             self._make(waiting, text, left_s, caller)

@@ -16,8 +16,10 @@ from router.api.service import texts as texts_module
 from router.config.settings.queue_settings import QueueSettings
 from router.fleet.health.warnings import WarningCode, WorkerWarning
 from router.request.prompt_settings import RendererSettings
+from router.request.refusal import Refusal
 from router.request.rendering.renderer import Renderer
 from router.request.tokens import ModelPrompts, Source
+from tests.stage.garbage import freed_at_once
 from tests.stage.prompts.engine import CHAT, StandIn, chat, quiet, serving
 from tests.stage.prompts.tiny_tokenizer import make_folder
 from tests.stage.served import Served, asked, refusal, served
@@ -193,6 +195,13 @@ async def test_a_body_may_be_larger_than_other_requests_up_to_its_own_limit() ->
         assert refused.reason == "MESSAGE_TOO_LARGE"
         refused = await refusal(stage.route(chat_completion_body=b"x" * ((32 << 20) + 1)))
         assert refused.reason == "MESSAGE_TOO_LARGE"
+
+
+async def test_a_text_that_is_refused_is_freed_at_once() -> None:
+    async with with_worker() as stage, freed_at_once(Refusal):
+        for _ in range(3):
+            await refusal(stage.route(text="a", model="x" * 2000))
+            await streamed(stage, asked(text="a", model="x" * 2000))
 
 
 async def test_a_caller_that_leaves_while_its_tokens_are_made_leaves_nothing(
