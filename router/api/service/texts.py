@@ -66,12 +66,8 @@ class Texts:
         self._desk = desk
         self._core = core
         self._workers = WorkersToAsk(core, prompts)
-        self._open: set[asyncio.Task[None]] = set()
-
-    @property
-    def open(self) -> int:
+        self.open = 0
         """Number of prompts whose tokens are being made."""
-        return len(self._open)
 
     def items(self, caller: Caller = UNVERIFIED) -> RouteItems:
         """Makes the items of one RouteStream call."""
@@ -101,11 +97,9 @@ class Texts:
             self._desk.refused(refusal, request)
             raise
         waiting = TextWaiting()
-        task = waiting.task = asyncio.get_running_loop().create_task(
+        waiting.task = asyncio.get_running_loop().create_task(
             self._make(waiting, text, left_s, caller)
         )
-        self._open.add(task)
-        task.add_done_callback(self._open.discard)
         return waiting
 
     def leave(self, later: Later) -> None:
@@ -152,19 +146,13 @@ class Texts:
     ) -> None:
         """Makes the prompt's tokens and routes the request; gives the outcome to `waiting`."""
         try:
-            waiting.finish(await self._routed(waiting, request, left_s, caller))
+            waiting.finish(await self._routed(request, left_s, caller))
         except Refusal as refusal:  # counted
             waiting.finish(refusal)
         except Exception as error:  # a fault of ours, which ends one request and no other
             waiting.finish(self._desk.failed(error, request))
 
-    async def _routed(
-        self,
-        waiting: TextWaiting,
-        request: ReceivedRequest,
-        left_s: float,
-        caller: Caller,
-    ) -> Answered:
+    async def _routed(self, request: ReceivedRequest, left_s: float, caller: Caller) -> Answered:
         """Makes the prompt's tokens and has the desk answer the request within left_s seconds;
         raises Refusal, which is counted."""
         began_s = asyncio.get_running_loop().time()
@@ -178,8 +166,6 @@ class Texts:
             span({}, Reason.INTERNAL)
             raise
         span({"kvroute.prompt_tokens": made.count, "kvroute.tokens_from": made.made_by.value})
-        if waiting.task is not None:
-            self._open.discard(waiting.task)
         left_s -= asyncio.get_running_loop().time() - began_s
         text_codec.put_tokens(request, made)
         answered = self._desk.item(request, left_s, caller)
@@ -207,6 +193,7 @@ class Texts:
         """
         if left_s <= 0:
             raise _too_late()
+        self.open += 1
         try:
             async with asyncio.timeout(None if left_s == inf else left_s):
                 try:
@@ -222,6 +209,8 @@ class Texts:
             raise Refusal(error.reason, error.message, retry_s) from None
         except TimeoutError:
             raise _too_late() from None
+        finally:
+            self.open -= 1
 
     async def _made(
         self, request: ReceivedRequest, left_s: float, source: Source | None
@@ -236,7 +225,7 @@ class Texts:
             require=request.require_tokens,
             source=source,
         )
-        if len(self._open) > OPEN_MAX:
+        if self.open > OPEN_MAX:
             return self._bounded(self.prompts.estimate(ask, _many()), request, ask)
         return self._bounded(await self.prompts.tokens_of(ask), request, ask)
 

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from indexer.identity import WorkerKey
-from kvroute.v1 import router_pb2
+from kvroute.v1 import prompts_pb2, prompts_pb2_grpc, router_pb2
 from router.api.service import texts as texts_module
 from router.config.settings.queue_settings import QueueSettings
 from router.fleet.health.warnings import WarningCode, WorkerWarning
@@ -344,6 +344,40 @@ async def test_prompts_over_the_bound_are_estimated(
         refused = await refusal(stage.route(chat_completion_body=chat(), require_tokens=True))
         assert (refused.code, refused.reason) == (Code.RESOURCE_EXHAUSTED, "RENDER_QUEUE_FULL")
         assert refused.retry_s
+
+
+def explained(stage: Served) -> Any:
+    return stage.router.Explain(asked(chat_completion_body=chat()))
+
+
+def rendered(stage: Served) -> Any:
+    stub: Any = prompts_pb2_grpc.PromptsStub(stage.channel)
+    return stub.Render(prompts_pb2.RenderRequest(model="m", chat_completion_body=chat()))
+
+
+@pytest.mark.parametrize("call", [explained, rendered])
+async def test_prompts_that_are_not_routed_count_for_the_bound(
+    monkeypatch: pytest.MonkeyPatch, settings: RendererSettings, call: Any
+) -> None:
+    monkeypatch.setattr(texts_module, "OPEN_MAX", 1)
+    service = StandIn(settings)
+    waits, release = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: Any) -> Any:
+        waits.set()
+        await release.wait()
+        return await StandIn.tokenize(service, request)
+
+    service.tokenize = slow  # type: ignore[method-assign]
+    async with with_engine(service) as stage, asyncio.timeout(GUARD_S):
+        first = asyncio.ensure_future(call(stage))
+        await waits.wait()
+        assert stage.texts.open == 1
+        answer = await stage.route(chat_completion_body=chat())
+        assert answer.prompt.estimate_reason.startswith("RENDER_QUEUE_FULL: ")
+        release.set()
+        assert (await first).prompt.count
+        assert stage.texts.open == 0
 
 
 async def test_the_making_of_tokens_is_a_span_beside_that_of_the_route(
