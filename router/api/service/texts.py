@@ -50,6 +50,7 @@ class TextWaiting(Later):
     def __init__(self) -> None:
         super().__init__()
         self.task: asyncio.Task[None] | None = None
+        """Makes the tokens and routes the request; None: the caller left."""
 
     def finish(self, outcome: Answered | Refusal) -> None:
         self.outcome = outcome.copy() if isinstance(outcome, Refusal) else outcome
@@ -106,8 +107,10 @@ class Texts:
         """Ends the making of tokens, the wait or the reservation of a caller that left."""
         if isinstance(later, TextWaiting) and later.outcome is None:
             later.forget_caller()
-            if later.task is not None:
-                later.task.cancel()
+            # The frames of its CancelledError refer to `later`: a cycle, if that kept the task.
+            task, later.task = later.task, None
+            if task is not None:
+                task.cancel()
         else:
             self._desk.leave(later)
 

@@ -13,6 +13,7 @@ from aiohttp import web
 from indexer.identity import WorkerKey
 from kvroute.v1 import prompts_pb2, prompts_pb2_grpc, router_pb2
 from router.api.service import texts as texts_module
+from router.api.service.texts import TextWaiting
 from router.config.settings.queue_settings import QueueSettings
 from router.fleet.health.warnings import WarningCode, WorkerWarning
 from router.request.prompt_settings import RendererSettings
@@ -217,7 +218,7 @@ async def test_a_caller_that_leaves_while_its_tokens_are_made_leaves_nothing(
         return await StandIn.tokenize(service, request)
 
     service.tokenize = slow  # type: ignore[method-assign]
-    async with with_engine(service) as stage:
+    async with with_engine(service) as stage, freed_at_once(TextWaiting):
         before = stage.state()
         call = stage.route(chat_completion_body=chat())
         async with asyncio.timeout(GUARD_S):
@@ -264,7 +265,7 @@ async def test_a_text_waits_in_the_queue_like_any_other(settings: RendererSettin
             answer = await call
         assert answer.prompt.source == LOCAL
         second = stage.route(chat_completion_body=chat())
-        async with asyncio.timeout(GUARD_S):
+        async with asyncio.timeout(GUARD_S), freed_at_once(TextWaiting):
             await stage.waits(1)
             second.cancel()
             await stage.waits(0)
