@@ -22,7 +22,7 @@ from math import inf
 
 from router.api.desk import text_codec
 from router.api.desk.answers import Answered, Later, Steps
-from router.api.desk.desk import Desk
+from router.api.desk.desk import Desk, caller_left
 from router.api.desk.request_codec import RouteMessage
 from router.api.desk.stream_items import RouteItems
 from router.api.desk.tenant import UNVERIFIED, Caller
@@ -45,10 +45,11 @@ _MOMENTARY = frozenset((Reason.RENDERER_UNAVAILABLE, Reason.RENDER_QUEUE_FULL))
 class TextWaiting(Later):
     """A prompt whose tokens are being made, or whose request waits in the desk's queue."""
 
-    __slots__ = ("task",)
+    __slots__ = ("task", "text")
 
-    def __init__(self) -> None:
+    def __init__(self, text: ReceivedRequest) -> None:
         super().__init__()
+        self.text = text
         self.task: asyncio.Task[None] | None = None
         """Makes the tokens and routes the request; None: the caller left."""
 
@@ -97,10 +98,8 @@ class Texts:
         except Refusal as refusal:
             self._desk.refused(refusal, request)
             raise
-        waiting = TextWaiting()
-        waiting.task = asyncio.get_running_loop().create_task(
-            self._make(waiting, text, left_s, caller)
-        )
+        waiting = TextWaiting(text)
+        waiting.task = asyncio.get_running_loop().create_task(self._make(waiting, left_s, caller))
         return waiting
 
     def leave(self, later: Later) -> None:
@@ -109,8 +108,8 @@ class Texts:
             later.forget_caller()
             # The frames of its CancelledError refer to `later`: a cycle, if that kept the task.
             task, later.task = later.task, None
-            if task is not None:
-                task.cancel()
+            if task is not None and task.cancel() and later.text.made is None:
+                self._desk.refused(caller_left(), later.text)
         else:
             self._desk.leave(later)
 
@@ -140,20 +139,14 @@ class Texts:
                 raise
         return later.take()
 
-    async def _make(
-        self,
-        waiting: TextWaiting,
-        request: ReceivedRequest,
-        left_s: float,
-        caller: Caller,
-    ) -> None:
+    async def _make(self, waiting: TextWaiting, left_s: float, caller: Caller) -> None:
         """Makes the prompt's tokens and routes the request; gives the outcome to `waiting`."""
         try:
-            waiting.finish(await self._routed(request, left_s, caller))
+            waiting.finish(await self._routed(waiting.text, left_s, caller))
         except Refusal as refusal:  # counted
             waiting.finish(refusal)
         except Exception as error:  # a fault of ours, which ends one request and no other
-            waiting.finish(self._desk.failed(error, request))
+            waiting.finish(self._desk.failed(error, waiting.text))
 
     async def _routed(self, request: ReceivedRequest, left_s: float, caller: Caller) -> Answered:
         """Makes the prompt's tokens and has the desk answer the request within left_s seconds;
