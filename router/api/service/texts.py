@@ -113,7 +113,7 @@ class Texts:
         else:
             self._desk.leave(later)
 
-    async def explain(self, request: bytes, caller: Caller = UNVERIFIED) -> bytes:
+    async def explain(self, request: bytes, caller: Caller) -> bytes:
         """Answers a RouteRequest of Explain by an Explanation, both as bytes; raises Refusal."""
         if not text_form(request):
             return b"".join(await turned(self._desk.explain(request, caller)))

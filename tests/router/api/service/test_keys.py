@@ -13,7 +13,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2
 
 from kvroute.client import KvRouteClient, PermissionDenied
-from kvroute.v1 import fleet_pb2, router_pb2
+from kvroute.v1 import fleet_pb2, prompts_pb2, prompts_pb2_grpc, router_pb2
 from router.api.desk.methods import REPORT, ROUTE, ROUTE_STREAM
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.serving_settings import GrpcSettings
@@ -206,6 +206,11 @@ async def test_a_model_outside_an_identitys_patterns_is_refused_on_every_path(
                 assert (
                     await refusal(method(request, metadata=metadata))
                 ).code is Code.PERMISSION_DENIED
+        prompts: Any = prompts_pb2_grpc.PromptsStub(stage.channel)
+        render = prompts_pb2.RenderRequest(model="beta", text="hello")
+        assert (
+            await refusal(prompts.Render(render, metadata=metadata))
+        ).code is Code.PERMISSION_DENIED
         call = await stage.stream(asked(model="beta"), metadata=metadata)
         await call.done_writing()
         (result,) = [result async for answer in call for result in answer.results]
