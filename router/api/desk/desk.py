@@ -96,8 +96,8 @@ class Desk:
             due = None if self._watch is None else self._watch.take()
             if left_s <= 0:
                 raise _too_late()
-            if caller.usage is not None:
-                caller.usage.request()
+            if caller.usage is not None:  # a text was counted before its tokens were made
+                caller.usage.request(rate=isinstance(request, bytes) or request.made is None)
             received = request_codec.receive(request, self._core.routing.prompt_tokens_max)
             read = received, request_codec.read_request(received, self._core, now_s, caller)
             return self._decided(request, read, now_s, left_s, due, caller)
@@ -132,8 +132,8 @@ class Desk:
             due = None if self._watch is None else self._watch.take()
             if left_s <= 0:
                 raise _too_late()
-            if caller.usage is not None:
-                caller.usage.request()
+            if caller.usage is not None:  # a text was counted before its tokens were made
+                caller.usage.request(rate=isinstance(request, bytes) or request.made is None)
             read = yield from self._read(request, caller)
             read_s = self._clock()
             return self._decided(request, read, read_s, left_s - (read_s - now_s), due, caller)

@@ -30,7 +30,10 @@ class PromptsService:
         self._texts = texts
 
     async def Render(self, request: bytes, context: Context) -> bytes:
-        text, source = read_render(request, caller_of(CURRENT.get()))
+        caller = caller_of(CURRENT.get())
+        if caller.usage is not None:
+            caller.usage.request(reserves=False)
+        text, source = read_render(request, caller)
         made = await self._texts.tokens(text, context.left_s, source)
         items = [
             router_pb2.MultimodalItem(

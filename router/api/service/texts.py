@@ -94,6 +94,8 @@ class Texts:
         if request is None or not text_form(request):
             return self._desk.item(request, left_s, caller)
         try:
+            if caller.usage is not None:
+                caller.usage.request()
             text = text_codec.read_text(request, caller)
         except Refusal as refusal:
             self._desk.refused(refusal, request)
@@ -115,6 +117,8 @@ class Texts:
 
     async def explain(self, request: bytes, caller: Caller) -> bytes:
         """Answers a RouteRequest of Explain by an Explanation, both as bytes; raises Refusal."""
+        if caller.usage is not None:
+            caller.usage.request(reserves=False)
         if not text_form(request):
             return b"".join(await turned(self._desk.explain(request, caller)))
         text = text_codec.read_text(request, caller)
