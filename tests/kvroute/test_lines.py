@@ -275,6 +275,22 @@ async def test_a_name_stands_for_all_its_addresses(servers: list[Server], dns: N
     assert dns.lookups == 1
 
 
+async def test_a_wait_for_a_router_is_part_of_the_time_of_its_call(
+    servers: list[Server], dns: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dns.addresses = addresses(servers[:1])
+    client, clock = make_client("router.local:80")
+
+    async def slow(target: Target) -> list[Address]:
+        clock.now_s += 80.0
+        return await dns.look_up(target)
+
+    monkeypatch.setattr(lines_module, "addresses_of", slow)
+    async with client:
+        await client.route(token_ids=TOKENS, timeout_s=100.0)
+    assert servers[0].router.left_s[0] <= 21.0  # gRPC sends it rounded
+
+
 async def test_a_new_address_is_found_and_an_old_one_keeps_its_reservations(
     servers: list[Server], dns: Names
 ) -> None:
