@@ -319,7 +319,7 @@ class RoutedRequest:
         return True
 
     def _lose(self, error: KvRouteError) -> None:
-        self.report_error = error
+        self.report_error = error.with_traceback(None)  # its frames have this request: a cycle
         self._reports.lost += 1
         log.debug("a report about %s was lost: %s", self.pick.reservation_id, error)
 
