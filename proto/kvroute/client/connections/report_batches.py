@@ -112,6 +112,7 @@ class ReportBatches:
             return await report.outcomes
         finally:
             timer.cancel()
+            del report  # a cycle: the error's traceback refers to this frame
 
     async def close(self) -> None:
         """Ends all calls; waiting reports raise ClientClosed."""
