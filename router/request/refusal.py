@@ -161,7 +161,7 @@ class Reason(StrEnum):
     )
     CANCELLED = (
         "CANCELLED", "CANCELLED", 503,
-        "Another call ended the request's wait by its id.",
+        "The caller left before the answer, or another call ended the request's wait by its id.",
     )
     NO_BROKER = (
         "NO_BROKER", "UNAVAILABLE", 503,

@@ -198,6 +198,8 @@ class Router(RouterServicer):
         """They end with OK, and nothing else."""
         self.report_refusals: deque[Status] = deque()
         self.report_results: deque[ProgressResult.ValueType] = deque()
+        self.outcomes_max: int | None = None
+        """Outcomes in an answer of Report, at most."""
         self.reports = asyncio.Event()
         self.reports.set()
         self.told: asyncio.Queue[Progress] = asyncio.Queue()
@@ -272,7 +274,7 @@ class Router(RouterServicer):
                     message="as scripted",
                 )
                 for progress in request.progress
-            ]
+            ][: self.outcomes_max]
         )
 
     @override

@@ -188,14 +188,14 @@ async def test_a_lease_of_any_length_makes_renewals_neither_dense_nor_broken(
     assert (await server.next_report()).state == FINISHED
 
 
-@pytest.mark.parametrize("number", [-1, 1 << 32, 1e9, math.nan, "12", None, True, [1]])
+@pytest.mark.parametrize("number", [-1, 1 << 32, 1e9, 1.5, math.nan, "12", None, True, [1]])
 async def test_a_count_that_is_none_is_left_out_and_shown(server: Server, number: Any) -> None:
     async with make_client(server, clock=Clock(at_once=False)) as client:
         async with client.request(token_ids=TOKENS) as request:
             await request.prefill_done()
             request.output_tokens = number
             request.cached_tokens = number
-        assert client.reports_lost == (1 if number is None else 2)
+        assert client.reports_lost == 0, "they arrived without it"
     assert request.report_error is not None
     await server.next_report()
     told = await server.next_report()

@@ -23,21 +23,32 @@ def test_retries_are_a_share_of_the_requests_in_each_window(
     budget = RetryBudget(RetryBudgetPolicy(share, least_per_s, window_s))
     slot_s = window_s / SLOTS
     now_s = 1e6
-    requests: list[int] = []
-    retries: list[int] = []
+    requests: list[float] = []
+    retries: list[float] = []
+
+    def may(for_requests_s: float, for_retries_s: float) -> bool:
+        recent = sum(one > now_s - for_requests_s for one in requests)
+        tried = sum(one > now_s - for_retries_s for one in retries)
+        return tried + 1 <= share * recent + least_per_s * window_s
+
     for passed_s, wants_retry in steps:
         now_s += passed_s
-        slot = int(now_s // slot_s)
         if not wants_retry:
             budget.request(now_s)
-            requests.append(slot)
-            continue
-        recent = sum(one > slot - SLOTS for one in requests)
-        tried = sum(one > slot - SLOTS for one in retries)
-        allowed = tried + 1 <= share * recent + least_per_s * window_s
-        assert budget.take(now_s) == allowed
-        if allowed:
-            retries.append(slot)
+            requests.append(now_s)
+        elif budget.take(now_s):
+            assert may(window_s, window_s - 1e-6)  # slots begin at rounded times
+            retries.append(now_s)
+        else:
+            assert not may(window_s - slot_s, window_s + slot_s)
+
+
+def test_retries_at_the_ends_of_a_window_are_no_two_windows_worth() -> None:
+    budget = RetryBudget(RetryBudgetPolicy(share=0))
+    assert sum(budget.take(0.99) for _ in range(200)) == 100
+    assert not budget.take(10.0)
+    assert not budget.take(10.98)
+    assert sum(budget.take(11.0) for _ in range(200)) == 100
 
 
 def test_the_default_is_a_fifth_and_ten_a_second() -> None:
@@ -46,7 +57,8 @@ def test_the_default_is_a_fifth_and_ten_a_second() -> None:
         budget.request(0.0)
     assert sum(budget.take(1.0) for _ in range(1000)) == 100 + 100
     assert not budget.take(9.9)
-    assert sum(budget.take(11.0) for _ in range(1000)) == 100, "of no request, the least"
+    assert not budget.take(11.9)
+    assert sum(budget.take(12.0) for _ in range(1000)) == 100, "of no request, the least"
 
 
 def test_a_budget_of_nothing_allows_nothing() -> None:

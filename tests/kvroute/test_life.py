@@ -464,3 +464,13 @@ async def test_a_request_that_is_over_is_freed_with_its_body(server: Server) -> 
             async with client.request(token_ids=[1, 2], model="m") as request:
                 await request.prefill_done()
         del request
+
+
+async def test_a_request_whose_reports_are_lost_is_freed_with_its_body(server: Server) -> None:
+    async with make_client(server, retry=NEVER) as client, freed_at_once(RoutedRequest):
+        for _ in range(3):
+            server.router.report_refusals.extend([AWAY, AWAY])
+            async with client.request(token_ids=[1, 2], model="m") as request:
+                await request.prefill_done()
+        del request
+    assert client.reports_lost == 6

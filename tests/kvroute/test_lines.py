@@ -12,7 +12,13 @@ import grpc
 import grpc.aio
 import pytest
 
-from kvroute.client import ClientClosed, KvRouteClient, RetryPolicy, RouterUnreachable
+from kvroute.client import (
+    ClientClosed,
+    KvRouteClient,
+    KvRouteError,
+    RetryPolicy,
+    RouterUnreachable,
+)
 from kvroute.client.connections import lines as lines_module
 from kvroute.client.connections.channel import Address, Target, addresses_of
 from kvroute.client.connections.line import ConnectionOptions, Line
@@ -236,6 +242,22 @@ async def test_if_one_router_of_several_hears_no_report_that_raises(servers: lis
         assert servers[2].router.told.qsize() == 0, "nobody else could do anything with it"
 
 
+@pytest.mark.parametrize("batching", [True, False])
+@pytest.mark.parametrize("routers", [1, 2])
+async def test_a_router_that_gives_too_few_outcomes_is_an_error_of_the_call(
+    servers: list[Server], batching: bool, routers: int
+) -> None:
+    client, _ = make_client(addresses(servers[:routers]), batching=batching, retry=ONCE)
+    async with client:
+        await all_connected(client, routers)
+        for _ in range(routers):
+            await client.route(token_ids=TOKENS)
+        servers[0].router.outcomes_max = 1
+        names = ["r-replica-0-1", "r-replica-0-2", *["r-replica-1-1"] * (routers - 1)]
+        with pytest.raises(KvRouteError, match="1 outcomes for 2 steps"):
+            await client.report(*finished(*names))
+
+
 async def test_what_is_told_of_a_router_that_is_gone_goes_to_another_at_once(
     servers: list[Server],
 ) -> None:
@@ -273,6 +295,22 @@ async def test_a_name_stands_for_all_its_addresses(servers: list[Server], dns: N
     assert {pick.worker_id for pick in picks} == {"w0", "w1", "w2"}
     assert client.counts["lines"] == 3
     assert dns.lookups == 1
+
+
+async def test_a_wait_for_a_router_is_part_of_the_time_of_its_call(
+    servers: list[Server], dns: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dns.addresses = addresses(servers[:1])
+    client, clock = make_client("router.local:80")
+
+    async def slow(target: Target) -> list[Address]:
+        clock.now_s += 80.0
+        return await dns.look_up(target)
+
+    monkeypatch.setattr(lines_module, "addresses_of", slow)
+    async with client:
+        await client.route(token_ids=TOKENS, timeout_s=100.0)
+    assert servers[0].router.left_s[0] <= 21.0  # gRPC sends it rounded
 
 
 async def test_a_new_address_is_found_and_an_old_one_keeps_its_reservations(

@@ -96,8 +96,8 @@ class Desk:
             due = None if self._watch is None else self._watch.take()
             if left_s <= 0:
                 raise _too_late()
-            if caller.usage is not None:
-                caller.usage.request()
+            if caller.usage is not None:  # a text was counted before its tokens were made
+                caller.usage.request(rate=isinstance(request, bytes) or request.made is None)
             received = request_codec.receive(request, self._core.routing.prompt_tokens_max)
             read = received, request_codec.read_request(received, self._core, now_s, caller)
             return self._decided(request, read, now_s, left_s, due, caller)
@@ -132,11 +132,14 @@ class Desk:
             due = None if self._watch is None else self._watch.take()
             if left_s <= 0:
                 raise _too_late()
-            if caller.usage is not None:
-                caller.usage.request()
+            if caller.usage is not None:  # a text was counted before its tokens were made
+                caller.usage.request(rate=isinstance(request, bytes) or request.made is None)
             read = yield from self._read(request, caller)
             read_s = self._clock()
             return self._decided(request, read, read_s, left_s - (read_s - now_s), due, caller)
+        except GeneratorExit:
+            self.refused(caller_left(), request, now_s, due)
+            raise
         except Refusal as refusal:
             self.refused(refusal, request, now_s, due)
             raise
@@ -159,15 +162,12 @@ class Desk:
 
     def leave(self, later: Later) -> None:
         """Ends the wait of a request whose caller left, or the reservation that it got since."""
-        waiter = later.waiter if isinstance(later, Waiting) else None
+        if isinstance(later, Waiting) and later.waiter is not None:
+            self.admission.queue.cancel(later.waiter, self._clock())
+            self._refused_waiting(later, caller_left())
         later.forget_caller()
-        if isinstance(later.outcome, tuple):
-            if not later.outcome[2]:
-                self.unsent(later.outcome[1])
-        elif later.outcome is None and isinstance(later, Waiting) and waiter is not None:
-            if later.trace is not None:
-                later.trace.refused(self._clock(), Reason.CANCELLED)
-            self.admission.queue.cancel(waiter, self._clock())
+        if isinstance(later.outcome, tuple) and not later.outcome[2]:
+            self.unsent(later.outcome[1])
 
     def outlook(self, waiting: Later) -> router_pb2.QueueProgress | None:
         """Place of a waiting request in the queue, and its expected wait; None: it waits no
@@ -415,6 +415,11 @@ class Desk:
         if caller.usage is not None:
             caller.usage.reserved(reservation)
         return reservation.answer, reservation, False
+
+
+def caller_left() -> Refusal:
+    """The refusal of a request whose caller left before its answer; nobody gets it."""
+    return Refusal(Reason.CANCELLED, "the caller left before the answer")
 
 
 def _too_late() -> Refusal:

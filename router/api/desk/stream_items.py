@@ -147,9 +147,11 @@ class RouteItems:
             self._cancel(reservation)
 
     def begin(self, index: int) -> None:
-        """Forgets an earlier item with this index, so that a later cancel of the index means the
-        new item.
+        """Forgets an earlier item with this index, and ends its wait, so that a later cancel of the
+        index means the new item.
         """
+        if index in self._waiting:
+            self.cancel(index)
         self._answered.pop(index, None)
 
     def answer(
@@ -166,11 +168,7 @@ class RouteItems:
         self._add(results, made, index, answered)
 
     def _wait(self, index: int, waiting: Later) -> None:
-        """Keeps an item whose result comes later. A second item with the same index replaces it,
-        which ends its wait."""
-        if (earlier := self._waiting.pop(index, None)) is not None:
-            self._told.pop(index, None)
-            self._leave(earlier)
+        """Keeps an item whose result comes later."""
         self._waiting[index] = waiting
         waiting.on_done = partial(self._done, index, waiting)
         if waiting.tells:

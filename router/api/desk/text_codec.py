@@ -4,7 +4,7 @@ estimated number, and writes for answers how these were made."""
 from kvroute.v1 import router_pb2
 from router.api.desk import request_codec
 from router.api.desk.request_codec import TEXT_MAX, RouteMessage
-from router.api.desk.tenant import UNVERIFIED, Caller
+from router.api.desk.tenant import Caller
 from router.request.bodies import WITH_TOKENS
 from router.request.refusal import Reason, Refusal
 from router.request.tokens import BYTES_A_TOKEN, MadeBy, PromptTokens
@@ -25,7 +25,7 @@ _MADE_BY = {
 }
 
 
-def read_text(content: RouteMessage, caller: Caller = UNVERIFIED) -> ReceivedRequest:
+def read_text(content: RouteMessage, caller: Caller) -> ReceivedRequest:
     """Reads a RouteRequest whose prompt is a text or a body; raises Refusal, also for an empty or
     too long prompt, and for a model that the caller may not use."""
     request = request_codec.receive(content, 0)

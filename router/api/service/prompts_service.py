@@ -8,8 +8,10 @@ from google.protobuf.message import DecodeError
 from kvroute.v1 import prompts_pb2, router_pb2
 from router.api.desk import text_codec
 from router.api.desk.request_codec import no_valid
+from router.api.desk.tenant import Caller, caller_of
 from router.api.service.calls import Context
 from router.api.service.texts import Texts
+from router.net.keys.door import CURRENT
 from router.request.proving.proof import Target, Trust
 from router.request.refusal import Reason, Refusal
 from router.request.tokens import ModelPrompts, Prompts, Source
@@ -28,7 +30,10 @@ class PromptsService:
         self._texts = texts
 
     async def Render(self, request: bytes, context: Context) -> bytes:
-        text, source = read_render(request)
+        caller = caller_of(CURRENT.get())
+        if caller.usage is not None:
+            caller.usage.request(reserves=False)
+        text, source = read_render(request, caller)
         made = await self._texts.tokens(text, context.left_s, source)
         items = [
             router_pb2.MultimodalItem(
@@ -52,9 +57,9 @@ class PromptsService:
         return answer
 
 
-def read_render(content: bytes) -> tuple[ReceivedRequest, Source | None]:
+def read_render(content: bytes, caller: Caller) -> tuple[ReceivedRequest, Source | None]:
     """Reads a RenderRequest: the request whose tokens are wanted, and the source of the tokens
-    (None: the configured source); raises Refusal.
+    (None: the configured source); raises Refusal, also for a model that the caller may not use.
     """
     try:
         message = prompts_pb2.RenderRequest.FromString(content)
@@ -71,7 +76,7 @@ def read_render(content: bytes) -> tuple[ReceivedRequest, Source | None]:
         prompt.encode() if isinstance(prompt, str) else prompt,
         {"model": message.model, "require_tokens": True},
     )
-    return text_codec.read_text(request), _SOURCES.get(message.source)
+    return text_codec.read_text(request, caller), _SOURCES.get(message.source)
 
 
 def known_models(prompts: Prompts) -> Iterator[str]:

@@ -22,7 +22,7 @@ from math import inf
 
 from router.api.desk import text_codec
 from router.api.desk.answers import Answered, Later, Steps
-from router.api.desk.desk import Desk
+from router.api.desk.desk import Desk, caller_left
 from router.api.desk.request_codec import RouteMessage
 from router.api.desk.stream_items import RouteItems
 from router.api.desk.tenant import UNVERIFIED, Caller
@@ -45,11 +45,13 @@ _MOMENTARY = frozenset((Reason.RENDERER_UNAVAILABLE, Reason.RENDER_QUEUE_FULL))
 class TextWaiting(Later):
     """A prompt whose tokens are being made, or whose request waits in the desk's queue."""
 
-    __slots__ = ("task",)
+    __slots__ = ("task", "text")
 
-    def __init__(self) -> None:
+    def __init__(self, text: ReceivedRequest) -> None:
         super().__init__()
+        self.text = text
         self.task: asyncio.Task[None] | None = None
+        """Makes the tokens and routes the request; None: the caller left."""
 
     def finish(self, outcome: Answered | Refusal) -> None:
         self.outcome = outcome.copy() if isinstance(outcome, Refusal) else outcome
@@ -66,12 +68,8 @@ class Texts:
         self._desk = desk
         self._core = core
         self._workers = WorkersToAsk(core, prompts)
-        self._open: set[asyncio.Task[None]] = set()
-
-    @property
-    def open(self) -> int:
+        self.open = 0
         """Number of prompts whose tokens are being made."""
-        return len(self._open)
 
     def items(self, caller: Caller = UNVERIFIED) -> RouteItems:
         """Makes the items of one RouteStream call."""
@@ -96,28 +94,31 @@ class Texts:
         if request is None or not text_form(request):
             return self._desk.item(request, left_s, caller)
         try:
+            if caller.usage is not None:
+                caller.usage.request()
             text = text_codec.read_text(request, caller)
         except Refusal as refusal:
-            raise self._desk.refused(refusal, request) from refusal
-        waiting = TextWaiting()
-        task = waiting.task = asyncio.get_running_loop().create_task(
-            self._make(waiting, text, left_s, caller)
-        )
-        self._open.add(task)
-        task.add_done_callback(self._open.discard)
+            self._desk.refused(refusal, request)
+            raise
+        waiting = TextWaiting(text)
+        waiting.task = asyncio.get_running_loop().create_task(self._make(waiting, left_s, caller))
         return waiting
 
     def leave(self, later: Later) -> None:
         """Ends the making of tokens, the wait or the reservation of a caller that left."""
         if isinstance(later, TextWaiting) and later.outcome is None:
             later.forget_caller()
-            if later.task is not None:
-                later.task.cancel()
+            # The frames of its CancelledError refer to `later`: a cycle, if that kept the task.
+            task, later.task = later.task, None
+            if task is not None and task.cancel() and later.text.made is None:
+                self._desk.refused(caller_left(), later.text)
         else:
             self._desk.leave(later)
 
-    async def explain(self, request: bytes, caller: Caller = UNVERIFIED) -> bytes:
+    async def explain(self, request: bytes, caller: Caller) -> bytes:
         """Answers a RouteRequest of Explain by an Explanation, both as bytes; raises Refusal."""
+        if caller.usage is not None:
+            caller.usage.request(reserves=False)
         if not text_form(request):
             return b"".join(await turned(self._desk.explain(request, caller)))
         text = text_codec.read_text(request, caller)
@@ -142,28 +143,16 @@ class Texts:
                 raise
         return later.take()
 
-    async def _make(
-        self,
-        waiting: TextWaiting,
-        request: ReceivedRequest,
-        left_s: float,
-        caller: Caller,
-    ) -> None:
+    async def _make(self, waiting: TextWaiting, left_s: float, caller: Caller) -> None:
         """Makes the prompt's tokens and routes the request; gives the outcome to `waiting`."""
         try:
-            waiting.finish(await self._routed(waiting, request, left_s, caller))
+            waiting.finish(await self._routed(waiting.text, left_s, caller))
         except Refusal as refusal:  # counted
             waiting.finish(refusal)
         except Exception as error:  # a fault of ours, which ends one request and no other
-            waiting.finish(self._desk.failed(error, request))
+            waiting.finish(self._desk.failed(error, waiting.text))
 
-    async def _routed(
-        self,
-        waiting: TextWaiting,
-        request: ReceivedRequest,
-        left_s: float,
-        caller: Caller,
-    ) -> Answered:
+    async def _routed(self, request: ReceivedRequest, left_s: float, caller: Caller) -> Answered:
         """Makes the prompt's tokens and has the desk answer the request within left_s seconds;
         raises Refusal, which is counted."""
         began_s = asyncio.get_running_loop().time()
@@ -177,8 +166,6 @@ class Texts:
             span({}, Reason.INTERNAL)
             raise
         span({"kvroute.prompt_tokens": made.count, "kvroute.tokens_from": made.made_by.value})
-        if waiting.task is not None:
-            self._open.discard(waiting.task)
         left_s -= asyncio.get_running_loop().time() - began_s
         text_codec.put_tokens(request, made)
         answered = self._desk.item(request, left_s, caller)
@@ -206,6 +193,7 @@ class Texts:
         """
         if left_s <= 0:
             raise _too_late()
+        self.open += 1
         try:
             async with asyncio.timeout(None if left_s == inf else left_s):
                 try:
@@ -221,6 +209,8 @@ class Texts:
             raise Refusal(error.reason, error.message, retry_s) from None
         except TimeoutError:
             raise _too_late() from None
+        finally:
+            self.open -= 1
 
     async def _made(
         self, request: ReceivedRequest, left_s: float, source: Source | None
@@ -235,7 +225,7 @@ class Texts:
             require=request.require_tokens,
             source=source,
         )
-        if len(self._open) > OPEN_MAX:
+        if self.open > OPEN_MAX:
             return self._bounded(self.prompts.estimate(ask, _many()), request, ask)
         return self._bounded(await self.prompts.tokens_of(ask), request, ask)
 

@@ -24,7 +24,8 @@ class Allowance(Settings, frozen=True):
     """Limits of an identity in one process; None: no limit."""
 
     requests_per_s: Annotated[float, Meta(gt=0)] | None = None
-    """Route calls and items of streams in a second; a burst may have those of one second."""
+    """Requests in a second: calls of Route, Explain and Render, and items of streams; a burst may
+    have those of one second."""
     reservations: Annotated[int, Meta(ge=1)] | None = None
     """Reservations that are open at once."""
     streams: Annotated[int, Meta(ge=1)] | None = None

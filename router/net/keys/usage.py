@@ -81,14 +81,15 @@ class Usage:
         if self._bytes is not None:
             self._bytes.owe(size, self._clock())
 
-    def request(self) -> None:
-        """Counts a request; raises Refusal beyond a limit."""
+    def request(self, *, rate: bool = True, reserves: bool = True) -> None:
+        """Counts a request; raises Refusal beyond a limit. rate: False for a request that was
+        counted before. reserves: False for one that gets no reservation."""
         now_s, most = self._clock(), self.identity.limits.reservations
-        if most is not None and len(self._open) >= most:
+        if reserves and most is not None and len(self._open) >= most:
             self._prune(now_s)
             if len(self._open) >= most:
                 raise self._over("reservations", PRUNE_S)
-        if self._requests is not None and (wait_s := self._requests.take(1, now_s)):
+        if rate and self._requests is not None and (wait_s := self._requests.take(1, now_s)):
             raise self._over("requests_per_s", wait_s)
 
     def reserved(self, reservation: Held) -> None:

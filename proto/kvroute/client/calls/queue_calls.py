@@ -64,9 +64,7 @@ class QueueCalls:
 
         answers = await self._transport.everywhere(attempt, timeout_s)
         errors = [answer for answer in answers if isinstance(answer, KvRouteError)]
-        outcomes = [
-            answer[0] for answer in answers if not isinstance(answer, KvRouteError) and answer
-        ]
+        outcomes = [answer[0] for answer in answers if not isinstance(answer, KvRouteError)]
         for result in _BEST_FIRST:
             for outcome in outcomes:
                 if outcome.result == result:

@@ -59,8 +59,7 @@ class Reporter:
     ) -> ProgressOutcome:
         """Sends one step. attempts: 1, or None for the client's retry policy."""
         policy = self._transport.once if attempts == 1 else self._transport.retry
-        outcomes = await self._send([progress], timeout_s, policy)
-        return outcomes[0] if outcomes else ProgressOutcome()
+        return (await self._send([progress], timeout_s, policy))[0]
 
     async def _send_pieces(
         self, progress: Sequence[Progress], deadline_s: float

@@ -19,7 +19,13 @@ from kvroute.client.connections.retry import RetryPolicy
 from kvroute.client.connections.route_stream import RouteStream
 from kvroute.client.connections.route_stream_items import RouteStreamItems
 from kvroute.client.connections.silence import SILENT_S, Watch
-from kvroute.client.errors import RouterUnreachable, error_from_call, unreachable, unreadable
+from kvroute.client.errors import (
+    KvRouteError,
+    RouterUnreachable,
+    error_from_call,
+    unreachable,
+    unreadable,
+)
 from kvroute.client.messages.options import OnQueued, RouteBytes
 from kvroute.v1 import (
     FleetAsyncStub,
@@ -194,9 +200,15 @@ class Line:
         await self.channel.close()
 
     async def _report(self, request: ReportRequest, left_s: float) -> ReportResponse:
+        """One call; raises KvRouteError, also for another number of outcomes than of steps, or
+        AioRpcError."""
         response = await self.router.Report(request, timeout=left_s, metadata=self._metadata())
         if response is None:
             raise unreadable("Report")
+        count, steps = len(response.outcomes), len(request.progress)
+        if count != steps:
+            message = f"the router gave {count} outcomes for {steps} steps"
+            raise KvRouteError(grpc.StatusCode.INTERNAL, None, message)
         return response
 
     async def _probe(self, timeout_s: float) -> None:

@@ -144,7 +144,10 @@ class Transport:
             line = None
             answer: _Response | KvRouteError
             try:
-                line = self.free_line(reservation_id) or await self.line(left_s, line_wait_s)
+                line = self.free_line(reservation_id)
+                if line is None:
+                    line = await self.line(left_s, line_wait_s)
+                    left_s = max(0.0, deadline_s - self.clock())
             except (KvRouteError, asyncio.CancelledError) as failure:
                 answer = self.error_of(failure)
             else:

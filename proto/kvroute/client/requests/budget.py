@@ -11,6 +11,7 @@ CircuitBreakers.Thresholds.RetryBudget; 20 %, at least 3) takes the share of ope
 of recent requests.
 
 Law: the inequality holds after every retry that was allowed, in the window that ends with it.
+Times are known to a slot: in the oldest slot, which may lie in the window, retries count alone.
 """
 
 from collections import deque
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 SLOTS = 10
-"""Number of slots of the window; the oldest slot is dropped when a new slot begins."""
+"""Number of slots of the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,12 @@ class RetryBudget:
         number = int(now_s // self._slot_s)
         slots = self._slots
         while slots and slots[0][0] <= number - SLOTS:
-            _, requests, retries = slots.popleft()
-            self._requests -= requests
-            self._retries -= retries
+            oldest = slots[0]
+            self._requests -= oldest[1]
+            oldest[1] = 0
+            if oldest[0] == number - SLOTS:
+                break
+            self._retries -= slots.popleft()[2]
         if not slots or slots[-1][0] < number:  # a clock that goes back counts in the newest slot
             slots.append([number, 0, 0])
         return slots[-1]

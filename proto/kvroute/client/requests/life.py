@@ -1,9 +1,9 @@
 """One request, from its reservation to its last report.
 
 Law: no report raises an error here. The body of the `async with` serves a person, and the router's
-bookkeeping must neither break it nor hide its errors: a report that does not arrive is counted
-(`KvRouteClient.reports_lost`), kept in `report_error`, repeated by the next renewal, and at last
-replaced by the end of the lease.
+bookkeeping must neither break it nor hide its errors: a report that does not arrive, or that the
+router finds invalid, is counted (`KvRouteClient.reports_lost`), kept in `report_error`, repeated by
+the next renewal, and at last replaced by the end of the lease.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class RoutedRequest:
         """Id of the worker of a pair that a reported failure blames, unless failed() names another;
         empty: see failed()."""
         self.report_error: KvRouteError | None = None
-        """The error of the last failed report; None: no report failed."""
+        """The error of the last report that failed, or that lacks a count; None: there was none."""
         self.lease_lost = False
         """Whether the router no longer knows the reservation: it ended, or the router restarted."""
         self._route = route
@@ -291,9 +291,9 @@ class RoutedRequest:
     def _progress(self, state: ProgressState.ValueType) -> Progress:
         output_tokens, cached_tokens = count(self.output_tokens), count(self.cached_tokens)
         if output_tokens is None:
-            self._lose(_no_count("output_tokens", self.output_tokens))
+            self.report_error = _no_count("output_tokens", self.output_tokens)
         if cached_tokens is None and self.cached_tokens is not None:
-            self._lose(_no_count("cached_tokens", self.cached_tokens))
+            self.report_error = _no_count("cached_tokens", self.cached_tokens)
         return Progress(
             reservation_id=self.pick.reservation_id,
             state=state,
@@ -319,7 +319,7 @@ class RoutedRequest:
         return True
 
     def _lose(self, error: KvRouteError) -> None:
-        self.report_error = error
+        self.report_error = error.with_traceback(None)  # its frames have this request: a cycle
         self._reports.lost += 1
         log.debug("a report about %s was lost: %s", self.pick.reservation_id, error)
 

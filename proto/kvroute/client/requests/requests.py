@@ -81,8 +81,8 @@ class RequestCalls(Generic[M]):
 
     @property
     def reports_lost(self) -> int:
-        """Number of reports of RoutedRequests that did not arrive; the lease ends such
-        reservations."""
+        """Number of reports of RoutedRequests that did not arrive, or that the router called
+        invalid; the lease ends such reservations."""
         return self._reports.lost
 
     @property

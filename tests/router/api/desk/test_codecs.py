@@ -11,6 +11,7 @@ from indexer.identity import WorkerKey
 from kvroute.v1 import router_pb2
 from router.api.desk import request_codec, statuses, text_codec, worker_codec
 from router.api.desk.statuses import STATUS
+from router.api.desk.tenant import UNVERIFIED
 from router.decide.core.progress import Progress, ProgressState
 from router.fleet.reservations.reservations import Ending
 from router.request.narrowing import Narrowing
@@ -91,7 +92,9 @@ class TestText:
 
     def of(self, made: PromptTokens | None = None, **about: Any) -> Request:
         fleet = Fleet()
-        received = text_codec.read_text(asked(text="some text", **about).SerializeToString())
+        received = text_codec.read_text(
+            asked(text="some text", **about).SerializeToString(), UNVERIFIED
+        )
         if made is not None:
             text_codec.put_tokens(received, made)
         return request_codec.read_request(received, fleet.core, fleet.now_s)
@@ -121,7 +124,7 @@ class TestText:
 
     def test_its_size_has_the_tokens_once_however_often_they_are_made(self) -> None:
         content = asked(text="some text").SerializeToString()
-        received = text_codec.read_text(content)
+        received = text_codec.read_text(content, UNVERIFIED)
         for count in (100, 30):
             made = PromptTokens(count, MadeBy.LOCAL, token_bytes=bytes(4 * count))
             text_codec.put_tokens(received, made)

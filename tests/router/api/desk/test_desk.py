@@ -82,6 +82,15 @@ def test_a_call_past_its_deadline_is_counted_as_refused(tokens: int) -> None:
     assert stage.fleet.loads() == {}
 
 
+def test_a_long_request_whose_caller_leaves_between_its_steps_is_counted() -> None:
+    stage = Stage()
+    steps = stage.desk.steps(asked(LONG_BYTES // 4).SerializeToString())
+    next(steps)
+    steps.close()
+    assert stage.counted() == {"CANCELLED": 1}
+    assert stage.fleet.loads() == {}
+
+
 @pytest.mark.parametrize("tokens", [40, LONG_BYTES // 4])
 def test_a_request_that_another_router_serves_is_decided_and_reserves_nothing(tokens: int) -> None:
     seen: list[Decision] = []

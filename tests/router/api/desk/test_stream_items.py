@@ -417,6 +417,18 @@ class TestResultsThatComeLater:
         desk.items.close()
         assert desk.unsent == ["r0", "r1"]
 
+    def test_a_second_item_of_an_index_ends_the_wait_of_the_first_and_gets_the_cancel(self) -> None:
+        desk, jobs = self.stream()
+        left: list[Later] = []
+        desk.items._leave = left.append
+        desk.items._route = desk.route
+        desk.decide(item(0, "second"))
+        assert (left, desk.items.waiting) == ([jobs[0]], 1)
+        desk.decide(cancel(0))
+        assert desk.cancelled == ["second"]
+        self.answer(desk, jobs[0], "first")
+        assert desk.items.take_late() is None
+
     def test_one_that_was_sent_keeps_its_reservation(self) -> None:
         desk, jobs = self.stream()
         self.answer(desk, jobs[0], "r0")

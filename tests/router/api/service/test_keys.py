@@ -13,7 +13,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2
 
 from kvroute.client import KvRouteClient, PermissionDenied
-from kvroute.v1 import fleet_pb2, router_pb2
+from kvroute.v1 import fleet_pb2, prompts_pb2, prompts_pb2_grpc, router_pb2
 from router.api.desk.methods import REPORT, ROUTE, ROUTE_STREAM
 from router.config.settings.queue_settings import QueueSettings
 from router.config.settings.serving_settings import GrpcSettings
@@ -22,6 +22,7 @@ from router.net.keys.door import Door
 from router.net.keys.issuers import UnknownKeyError
 from router.net.keys.rights import RIGHTS, Right
 from router.net.keys.usage import PRUNE_S
+from router.request.tokens import MadeBy, PromptAsk, PromptTokens
 from tests.router.api.service.setting import one_worker, two_models
 from tests.stage.certificates import Authority, written
 from tests.stage.keys import a_door, bearer, hashed, identity, write_keys
@@ -206,6 +207,11 @@ async def test_a_model_outside_an_identitys_patterns_is_refused_on_every_path(
                 assert (
                     await refusal(method(request, metadata=metadata))
                 ).code is Code.PERMISSION_DENIED
+        prompts: Any = prompts_pb2_grpc.PromptsStub(stage.channel)
+        render = prompts_pb2.RenderRequest(model="beta", text="hello")
+        assert (
+            await refusal(prompts.Render(render, metadata=metadata))
+        ).code is Code.PERMISSION_DENIED
         call = await stage.stream(asked(model="beta"), metadata=metadata)
         await call.done_writing()
         (result,) = [result async for answer in call for result in answer.results]
@@ -258,6 +264,53 @@ async def test_limits_refuse_calls_and_items_with_retry_info(tmp_path: Path) -> 
         await stage.router.Report(report, metadata=metadata)
         clock.ahead_s += 2 * PRUNE_S
         await stage.router.Route(asked(), metadata=metadata)
+
+
+@pytest.mark.parametrize("method", ["Route", "Explain", "Render"])
+@pytest.mark.parametrize("prompt", [{}, {"text": "hello"}])
+async def test_requests_a_second_are_bounded_on_every_path_before_any_tokens_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, prompt: dict[str, str]
+) -> None:
+    door = a_door(tmp_path, identity("a", limits={"requests_per_s": 2}), clock=lambda: 0.0)
+    async with served("w0", door=door) as stage:
+        made: list[str] = []
+
+        async def tokens_of(ask: PromptAsk) -> PromptTokens:
+            made.append(ask.model)
+            return PromptTokens(1, MadeBy.ESTIMATE)
+
+        monkeypatch.setattr(stage.texts.prompts, "tokens_of", tokens_of)
+        prompts: Any = prompts_pb2_grpc.PromptsStub(stage.channel)
+
+        async def call() -> None:
+            request = asked(model="m", **prompt)
+            if method == "Render":
+                request = prompts_pb2.RenderRequest(model="m", text="hello")
+            owner = prompts if method == "Render" else stage.router
+            await getattr(owner, method)(request, metadata=bearer("a-token"))
+
+        for _ in range(2):
+            await call()
+        before = len(made)
+        told = await refusal(call())
+        assert (told.reason, told.metadata) == ("KEY_LIMIT", {"limit": "requests_per_s"})
+        assert len(made) == before
+
+
+async def test_a_text_past_the_limit_of_reservations_gets_no_tokens_and_two_at_once_one_worker(
+    tmp_path: Path,
+) -> None:
+    async with keyed(tmp_path, identity("a", limits={"reservations": 1})) as stage:
+        metadata = bearer("a-token")
+        call = await stage.stream(asked(text="a"), asked(text="b"), metadata=metadata)
+        await call.done_writing()
+        codes = [result.status.code async for answer in call for result in answer.results]
+        assert sorted(codes) == [0, 8]
+        made = stage.texts.prompts.estimates.total()
+        told = await refusal(stage.router.Route(asked(text="c"), metadata=metadata))
+        assert told.metadata == {"limit": "reservations"}
+        assert stage.texts.prompts.estimates.total() == made
+        await stage.router.Explain(asked(text="c"), metadata=metadata)
 
 
 async def test_streams_and_bytes_of_an_identity_are_bounded(tmp_path: Path) -> None:

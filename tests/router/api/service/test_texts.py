@@ -11,13 +11,16 @@ import pytest
 from aiohttp import web
 
 from indexer.identity import WorkerKey
-from kvroute.v1 import router_pb2
+from kvroute.v1 import prompts_pb2, prompts_pb2_grpc, router_pb2
 from router.api.service import texts as texts_module
+from router.api.service.texts import TextWaiting
 from router.config.settings.queue_settings import QueueSettings
 from router.fleet.health.warnings import WarningCode, WorkerWarning
 from router.request.prompt_settings import RendererSettings
+from router.request.refusal import Refusal
 from router.request.rendering.renderer import Renderer
 from router.request.tokens import ModelPrompts, Source
+from tests.stage.garbage import freed_at_once
 from tests.stage.prompts.engine import CHAT, StandIn, chat, quiet, serving
 from tests.stage.prompts.tiny_tokenizer import make_folder
 from tests.stage.served import Served, asked, refusal, served
@@ -195,6 +198,13 @@ async def test_a_body_may_be_larger_than_other_requests_up_to_its_own_limit() ->
         assert refused.reason == "MESSAGE_TOO_LARGE"
 
 
+async def test_a_text_that_is_refused_is_freed_at_once() -> None:
+    async with with_worker() as stage, freed_at_once(Refusal):
+        for _ in range(3):
+            await refusal(stage.route(text="a", model="x" * 2000))
+            await streamed(stage, asked(text="a", model="x" * 2000))
+
+
 async def test_a_caller_that_leaves_while_its_tokens_are_made_leaves_nothing(
     settings: RendererSettings,
 ) -> None:
@@ -208,7 +218,7 @@ async def test_a_caller_that_leaves_while_its_tokens_are_made_leaves_nothing(
         return await StandIn.tokenize(service, request)
 
     service.tokenize = slow  # type: ignore[method-assign]
-    async with with_engine(service) as stage:
+    async with with_engine(service) as stage, freed_at_once(TextWaiting):
         before = stage.state()
         call = stage.route(chat_completion_body=chat())
         async with asyncio.timeout(GUARD_S):
@@ -217,7 +227,22 @@ async def test_a_caller_that_leaves_while_its_tokens_are_made_leaves_nothing(
             call.cancel()
             await until(lambda: not stage.texts.open, "none is open")
         assert stage.state() == before
+        assert stage.requests("refused", "CANCELLED") == 1
         release.set()
+
+
+async def test_a_text_that_is_cancelled_by_its_own_batch_is_counted(
+    settings: RendererSettings,
+) -> None:
+    async with with_worker(models_prompts=local(settings)) as stage:
+        call = stage.router.RouteStream()
+        item = router_pb2.RouteItem(index=1, request=asked(chat_completion_body=chat()))
+        cancel = router_pb2.RouteItem(index=1, cancel=True)
+        await call.write(router_pb2.RouteBatch(items=[item, cancel]))
+        await call.done_writing()
+        assert not [result async for answer in call for result in answer.results]
+        assert stage.requests("refused", "CANCELLED") == 1
+        assert not stage.texts.open
 
 
 async def test_rendering_counts_against_the_deadline(settings: RendererSettings) -> None:
@@ -255,10 +280,11 @@ async def test_a_text_waits_in_the_queue_like_any_other(settings: RendererSettin
             answer = await call
         assert answer.prompt.source == LOCAL
         second = stage.route(chat_completion_body=chat())
-        async with asyncio.timeout(GUARD_S):
+        async with asyncio.timeout(GUARD_S), freed_at_once(TextWaiting):
             await stage.waits(1)
             second.cancel()
             await stage.waits(0)
+        assert stage.requests("refused", "CANCELLED") == 1
 
 
 async def test_the_engine_s_tokens_prove_ours_and_its_count_bars_them(
@@ -335,6 +361,40 @@ async def test_prompts_over_the_bound_are_estimated(
         refused = await refusal(stage.route(chat_completion_body=chat(), require_tokens=True))
         assert (refused.code, refused.reason) == (Code.RESOURCE_EXHAUSTED, "RENDER_QUEUE_FULL")
         assert refused.retry_s
+
+
+def explained(stage: Served) -> Any:
+    return stage.router.Explain(asked(chat_completion_body=chat()))
+
+
+def rendered(stage: Served) -> Any:
+    stub: Any = prompts_pb2_grpc.PromptsStub(stage.channel)
+    return stub.Render(prompts_pb2.RenderRequest(model="m", chat_completion_body=chat()))
+
+
+@pytest.mark.parametrize("call", [explained, rendered])
+async def test_prompts_that_are_not_routed_count_for_the_bound(
+    monkeypatch: pytest.MonkeyPatch, settings: RendererSettings, call: Any
+) -> None:
+    monkeypatch.setattr(texts_module, "OPEN_MAX", 1)
+    service = StandIn(settings)
+    waits, release = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: Any) -> Any:
+        waits.set()
+        await release.wait()
+        return await StandIn.tokenize(service, request)
+
+    service.tokenize = slow  # type: ignore[method-assign]
+    async with with_engine(service) as stage, asyncio.timeout(GUARD_S):
+        first = asyncio.ensure_future(call(stage))
+        await waits.wait()
+        assert stage.texts.open == 1
+        answer = await stage.route(chat_completion_body=chat())
+        assert answer.prompt.estimate_reason.startswith("RENDER_QUEUE_FULL: ")
+        release.set()
+        assert (await first).prompt.count
+        assert stage.texts.open == 0
 
 
 async def test_the_making_of_tokens_is_a_span_beside_that_of_the_route(
