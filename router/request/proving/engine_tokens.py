@@ -9,7 +9,7 @@ Laws:
   answer is unusable; no other exception leaves it;
 - the number of tokens is plausible for the body, and items lie within the tokens;
 - an engine with UNUSABLE_MAX unusable answers in a row rests: nothing is sent to it for REST_S to
-  REST_MAX_S seconds;
+  REST_MAX_S seconds; a body that can't be read is no answer of the engine;
 - at most QUESTIONS_MAX calls are open at one engine, and the answers of all engines hold at most
   ANSWERS_BYTES_MAX bytes while they are read.
 """
@@ -248,8 +248,7 @@ class Engines:
     ) -> EngineTokens:
         base = access.base
         if kind.text_of is not None:
-            content = msgspec.json.encode({"model": model, "prompt": content.decode()})
-            kind = kind.text_of
+            content, kind = _completion(model, content), kind.text_of
         tokens_max = len(content) + TOKENS_BESIDE_MAX
         renders = DIALECTS[engine].has_render or is_renderer
         render_url = access.url(kind.render_path)
@@ -312,6 +311,14 @@ async def _aside(size: int, read: Callable[[], Read]) -> Read:
     return read() if size <= SHORT_BYTES else await asyncio.to_thread(read)
 
 
+def _completion(model: str, text: bytes) -> bytes:
+    """The body of a completion of a plain text; raises EngineRefused."""
+    try:
+        return msgspec.json.encode({"model": model, "prompt": text.decode()})
+    except UnicodeDecodeError as error:
+        raise EngineRefused(f"the text can't be read: {error}") from None
+
+
 def _question(engine: str, kind: BodyFormat, content: bytes) -> bytes:
     """The body to POST to /tokenize for a request's body; raises EngineRefused, EngineAway."""
     tokenize = DIALECTS[engine].tokenizes.get(kind.templated)
@@ -319,7 +326,7 @@ def _question(engine: str, kind: BodyFormat, content: bytes) -> bytes:
         raise EngineAway(f"{engine} has no endpoint that gives the tokens of {kind.name}")
     try:
         return tokenize(content)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EngineRefused(f"the body can't be read: {error}") from None
     except Unsupported as error:
         raise EngineAway(str(error)) from None
