@@ -418,6 +418,7 @@ class RouterApp:
                 log.exception("configuration not reloaded")
             return
         self.config = config
+        self._guard.use(config.routing.prompt_tokens_max)
         self.links.use_hot_prefixes(config.routing)
         self.prompts.configure(model_prompts(config.models))
         self.metrics.reads.labels("config", "ok").inc()
