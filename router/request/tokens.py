@@ -13,7 +13,8 @@ Laws:
 - a prompt without tokens ends with an estimate and a reason, or, where its caller requires tokens
   or the body itself is wrong, with PromptError; no other exception leaves `tokens_of`;
 - a reservation's token count is compared with the count in its answer once at most;
-- tokens of a configuration that is no longer in force prove nothing and bar nothing.
+- tokens of a configuration that is no longer in force prove nothing and bar nothing; a prompt whose
+  rendering a reload ends is rendered again.
 """
 
 import asyncio
@@ -400,6 +401,8 @@ class Prompts:
                 case.own, case.own_bytes = await self._own(ask, settings)
                 case.shape = self.proof.shape(ask.model, case.own.shape)
             except PromptError as error:
+                if not self._in_force(ask.model, settings):  # a reload ended its process, say
+                    return await self._made(ask)
                 if source is Source.LOCAL:
                     raise
                 case.failed = error.with_traceback(None)  # its frames have the case: a cycle

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -244,6 +246,22 @@ async def test_a_reload_takes_proofs_back_and_runs_canaries_again(
         await prompts.tokens_of(ask)
         await quiet(prompts)
         assert prompts.proof.state("m", TARGET, "chat") is State.PROVEN
+
+
+async def test_a_prompt_that_waits_while_its_model_is_reloaded_is_rendered_again(
+    folder: RendererSettings, other: RendererSettings
+) -> None:
+    async with facade(model(folder, source=Source.LOCAL)) as prompts:
+        ask = PromptAsk("m", CHAT, chat(), None, require=True)
+        before = await prompts.tokens_of(ask)
+        (pid,) = prompts._children["m"].pids
+        os.kill(pid, signal.SIGSTOP)
+        waiting = [asyncio.create_task(prompts.tokens_of(ask)) for _ in range(3)]
+        await until(lambda: prompts.waiting == 3, "one rendered, two that wait")
+        prompts.configure({"m": model(other, source=Source.LOCAL)})
+        for after in await asyncio.gather(*waiting):
+            assert after.made_by is MadeBy.LOCAL
+            assert after.digest == prompts.digests["m"] != before.digest
 
 
 async def test_a_render_service_gives_tokens_and_items(folder: RendererSettings) -> None:
