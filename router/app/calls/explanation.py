@@ -14,7 +14,6 @@ from rich.console import Console
 from kvroute.client import (
     InvalidRequest,
     KvRouteClient,
-    KvRouteError,
     PromptTokens,
     RouteOptions,
 )
@@ -163,11 +162,7 @@ def _check_body(file: BodyFile) -> None:
 
 async def _engine_at(client: KvRouteClient, address: str) -> str:
     """The kind of engine at an address; DEFAULT if the router names no known engine there."""
-    try:
-        workers = await client.list_workers()
-    except KvRouteError:
-        return DEFAULT
-    for worker in workers:
+    for worker in await client.list_workers():
         if worker.address.rstrip("/") == address.rstrip("/") and worker.engine in DIALECTS:
             return worker.engine
     return DEFAULT
