@@ -55,7 +55,8 @@ BYTES_A_TOKEN = 4
 REMEMBERED_MAX = 65_536
 """Most reservations that are remembered until the token count of their answer is compared."""
 WORKERS_MAX = 4096
-"""Most workers remembered as having run canaries; past the bound, the oldest one's run again."""
+"""Most workers remembered as having run canaries, past which the oldest one's run again, and as
+lacking /tokenize."""
 CANARIES_MAX = 2
 """Most workers whose canaries run at once: children and engines have clients' prompts to do, too.
 """
@@ -230,7 +231,8 @@ class Prompts:
         self.differences: Counter[str] = Counter()
         """Prompts whose tokens differed from the engine's, by model."""
         self.lacking: dict[tuple[str, str], str] = {}
-        """Models and workers whose engines give no tokens at all -> why."""
+        """Models and workers whose engines give no tokens at all -> why; the one that was noted
+        longest ago goes first."""
         self.render_s = 0.0
         """Seconds that children have spent rendering, in sum."""
         self.renders = 0
@@ -375,8 +377,10 @@ class Prompts:
         return self._engines.rests(engine.address)
 
     def _note_lacking(self, model: str, engine: EngineAt, why: str) -> None:
-        if len(self.lacking) < WORKERS_MAX:
-            self.lacking[model, engine.worker_id] = why
+        self.lacking.pop((model, engine.worker_id), None)
+        self.lacking[model, engine.worker_id] = why
+        if len(self.lacking) > WORKERS_MAX:
+            del self.lacking[next(iter(self.lacking))]
 
     def is_odd(self, model: str, engine: EngineAt) -> bool:
         """Whether a worker makes other tokens than others with the same engine and version."""

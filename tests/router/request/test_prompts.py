@@ -13,7 +13,7 @@ from aiohttp import web
 from typing_extensions import override
 
 from events.engines.access import EngineAccess
-from router.request import bodies
+from router.request import bodies, tokens
 from router.request.prompt_error import PromptError
 from router.request.prompt_settings import RendererSettings
 from router.request.proving.canaries import canaries
@@ -271,6 +271,19 @@ async def test_a_render_service_gives_tokens_and_items(folder: RendererSettings)
         assert made.made_by is MadeBy.ENGINE
         assert [(item.first_token, item.token_count) for item in made.items] == [(1, 2)]
         assert made.items[0].id == "ab" * 32
+
+
+async def test_of_workers_that_give_no_tokens_the_latest_are_remembered(
+    folder: RendererSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "WORKERS_MAX", 2)
+    engine = StandIn(folder)
+    engine.answer = lambda: web.Response(status=404)
+    async with serving(engine), facade() as prompts:
+        for worker_id in ("gone", "here", "here", "gone", "here", "new"):
+            at = engine.at(f"{worker_id}/1")
+            await prompts.tokens_of(PromptAsk("m", CHAT, chat(), at, source=Source.ENGINE))
+        assert list(prompts.lacking) == [("m", "here"), ("m", "new")]
 
 
 @pytest.mark.parametrize(
