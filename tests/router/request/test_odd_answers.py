@@ -16,6 +16,7 @@ from router.request.dialects.table import DIALECTS
 from router.request.proving import engine_tokens
 from router.request.proving.engine_tokens import (
     ASK_S,
+    LONG_BYTES,
     QUESTIONS_MAX,
     TOKENS_BESIDE_MAX,
     UNUSABLE_MAX,
@@ -191,6 +192,21 @@ async def test_bodies_that_can_t_be_read_have_no_engine_rest(
                 await engines.ask(EngineAccess(odd.address), engine, kind, content, "m")
         assert not engines.rests(odd.address)
         assert not engines.unusable
+        await engines.close()
+
+
+@pytest.mark.parametrize(("size", "rests"), [(100, True), (LONG_BYTES + 1, False)])
+async def test_an_engine_that_is_late_rests_unless_the_bodies_are_long(
+    size: int, rests: bool
+) -> None:
+    hangs = OddEngine(lambda _: Odd("", (), closes=False))
+    engines = Engines(ask_s=0.01)
+    async with hangs.run():
+        for _ in range(UNUSABLE_MAX):
+            with pytest.raises(EngineAway, match="within"):
+                await engines.ask(EngineAccess(hangs.address), "vllm", CHAT, bytes(size), "m")
+        assert engines.rests(hangs.address) == rests
+        assert engines.unusable == UNUSABLE_MAX
         await engines.close()
 
 
