@@ -13,7 +13,8 @@ Laws:
 - a prompt without tokens ends with an estimate and a reason, or, where its caller requires tokens
   or the body itself is wrong, with PromptError; no other exception leaves `tokens_of`;
 - a reservation's token count is compared with the count in its answer once at most;
-- tokens of a configuration that is no longer in force prove nothing and bar nothing.
+- tokens of a configuration that is no longer in force prove nothing and bar nothing; a prompt whose
+  rendering a reload ends is rendered again.
 """
 
 import asyncio
@@ -54,7 +55,8 @@ BYTES_A_TOKEN = 4
 REMEMBERED_MAX = 65_536
 """Most reservations that are remembered until the token count of their answer is compared."""
 WORKERS_MAX = 4096
-"""Most workers remembered as having run canaries; past the bound, the oldest one's run again."""
+"""Most workers remembered as having run canaries, past which the oldest one's run again, and as
+lacking /tokenize."""
 CANARIES_MAX = 2
 """Most workers whose canaries run at once: children and engines have clients' prompts to do, too.
 """
@@ -229,7 +231,8 @@ class Prompts:
         self.differences: Counter[str] = Counter()
         """Prompts whose tokens differed from the engine's, by model."""
         self.lacking: dict[tuple[str, str], str] = {}
-        """Models and workers whose engines give no tokens at all -> why."""
+        """Models and workers whose engines give no tokens at all -> why; the one that was noted
+        longest ago goes first."""
         self.render_s = 0.0
         """Seconds that children have spent rendering, in sum."""
         self.renders = 0
@@ -374,8 +377,10 @@ class Prompts:
         return self._engines.rests(engine.address)
 
     def _note_lacking(self, model: str, engine: EngineAt, why: str) -> None:
-        if len(self.lacking) < WORKERS_MAX:
-            self.lacking[model, engine.worker_id] = why
+        self.lacking.pop((model, engine.worker_id), None)
+        self.lacking[model, engine.worker_id] = why
+        if len(self.lacking) > WORKERS_MAX:
+            del self.lacking[next(iter(self.lacking))]
 
     def is_odd(self, model: str, engine: EngineAt) -> bool:
         """Whether a worker makes other tokens than others with the same engine and version."""
@@ -400,6 +405,8 @@ class Prompts:
                 case.own, case.own_bytes = await self._own(ask, settings)
                 case.shape = self.proof.shape(ask.model, case.own.shape)
             except PromptError as error:
+                if not self._in_force(ask.model, settings):  # a reload ended its process, say
+                    return await self._made(ask)
                 if source is Source.LOCAL:
                     raise
                 case.failed = error.with_traceback(None)  # its frames have the case: a cycle

@@ -130,6 +130,11 @@ class Guard:
         entrance = None if door is None else Entrance(door, metrics)
         return cls(limits, in_flight, metrics, read_s=bounds.read_timeout_s, entrance=entrance)
 
+    def use(self, prompt_tokens_max: int) -> None:
+        """Puts another configured bound of prompts in force, from the next call on."""
+        self.limits.use(prompt_tokens_max)
+        self._bytes_max.clear()
+
     def add(self, server: Http2Server, service: str, handlers: Mapping[str, Handler]) -> None:
         """Registers the methods of a service at a server, each wrapped by this guard."""
         guarded = {

@@ -29,9 +29,9 @@ RETRY_S = 0.1
 _UNCOUNTED = nullcontext()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Limit:
-    """The size limit of a method's messages."""
+    """The size limit of a method's messages; Limits changes it where it stands."""
 
     bytes_max: int
     key: str = ""
@@ -71,19 +71,25 @@ class Limits:
     """The size limits of all methods."""
 
     def __init__(self, prompt_tokens_max: int, bounds: GrpcBounds = GRPC_BOUNDS) -> None:
-        needed = min(KIB_MAX, ASIDE_KIB + TOKEN_BYTES_MAX * prompt_tokens_max // 1024)
-        route_kib = max(ROUTE_KIB, needed)
-        batch_kib = min(KIB_MAX, max(bounds.batch_kib_max, route_kib + ASIDE_KIB))
         key, text_max = "routing.prompt_tokens_max", TEXT_BYTES_MAX + (ASIDE_KIB << 10)
-        route = Limit(route_kib << 10, key, text_max)
+        self._batch_kib = bounds.batch_kib_max
+        self._route, self._batch = Limit(0, key, text_max), Limit(0, key)
+        self.use(prompt_tokens_max)
         self._by_method = {
-            ROUTE: route,
-            EXPLAIN: route,
-            RENDER: route,
-            ROUTE_STREAM: Limit(batch_kib << 10, key),
+            ROUTE: self._route,
+            EXPLAIN: self._route,
+            RENDER: self._route,
+            ROUTE_STREAM: self._batch,
             REPORT: Limit(bounds.report_kib_max << 10),
         }
         self._other = Limit(bounds.other_kib_max << 10)
+
+    def use(self, prompt_tokens_max: int) -> None:
+        """Puts limits for prompts of so many tokens in force."""
+        needed = min(KIB_MAX, ASIDE_KIB + TOKEN_BYTES_MAX * prompt_tokens_max // 1024)
+        route_kib = max(ROUTE_KIB, needed)
+        self._route.bytes_max = route_kib << 10
+        self._batch.bytes_max = min(KIB_MAX, max(self._batch_kib, route_kib + ASIDE_KIB)) << 10
 
     def of(self, method: str) -> Limit:
         """The size limit of a method, given as /package.Service/Method."""

@@ -1,13 +1,18 @@
 """The command `kvroute envoy-config`."""
 
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
+from events.engines.endpoints import masked
 from router.app.calls.dialing import dial, target_flag
 from router.app.cli.flags import timeout_flag
 from router.app.cli.run import run
 from router.config.keys import ConfigError
+from router.config.printable import shown
 from router.net.keys.exposure import split_address
 
 
@@ -16,6 +21,22 @@ def _addresses(_context: click.Context, _option: click.Parameter, texts: tuple[s
         return [split_address(text) for text in texts]
     except ConfigError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def _reached(urls: Iterable[str]) -> list[tuple[str, int]]:
+    """Hosts and ports of workers' URLs, in order, each once. Leaves out a worker that the cluster
+    of engines (plain HTTP, paths unchanged) can't reach, and says so on stderr."""
+    places: set[tuple[str, int]] = set()
+    for url in sorted(filter(None, urls)):
+        with suppress(ValueError):
+            parts = urlsplit(url if "//" in url else f"//{url}")
+            is_plain = parts.scheme in ("", "http") and parts.path in ("", "/")
+            if is_plain and parts.username is None and parts.hostname:
+                places.add((parts.hostname, parts.port or 80))
+                continue
+        about = "Envoy gets engines of the form http://host:port only, so it is left out"
+        click.echo(shown(f"kvroute: warning: worker {masked(url)}: {about}"), err=True)
+    return sorted(places)
 
 
 @click.command("envoy-config")
@@ -98,10 +119,9 @@ def envoy_config(
         if not known:
             async with dial(target, timeout_s=timeout_s) as client:
                 listed = await client.list_workers()
-            bases = {each.address.partition("//")[2].rstrip("/") for each in listed}
-            known = [split_address(base) for base in sorted(bases) if base]
+            known = _reached({each.address for each in listed})
         if not known:
-            raise ConfigError("the router knows no worker: name engines with --worker")
+            raise ConfigError("the router knows no such worker: name engines with --worker")
         config = envoy_config(
             listen=Address(*listen[-1]),
             admin=Address(*admin[-1]) if admin else None,

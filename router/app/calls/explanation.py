@@ -11,10 +11,10 @@ import msgspec
 from google.protobuf.json_format import MessageToJson
 from rich.console import Console
 
+from events.engines.endpoints import same_place
 from kvroute.client import (
     InvalidRequest,
     KvRouteClient,
-    KvRouteError,
     PromptTokens,
     RouteOptions,
 )
@@ -163,12 +163,8 @@ def _check_body(file: BodyFile) -> None:
 
 async def _engine_at(client: KvRouteClient, address: str) -> str:
     """The kind of engine at an address; DEFAULT if the router names no known engine there."""
-    try:
-        workers = await client.list_workers()
-    except KvRouteError:
-        return DEFAULT
-    for worker in workers:
-        if worker.address.rstrip("/") == address.rstrip("/") and worker.engine in DIALECTS:
+    for worker in await client.list_workers():
+        if same_place(worker.address) == same_place(address) and worker.engine in DIALECTS:
             return worker.engine
     return DEFAULT
 

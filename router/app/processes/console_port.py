@@ -45,7 +45,6 @@ def console_pages(
         "version": kvroute_version(),
         "fleet": config.fleet.name,
         "started_at_s": clock(),
-        "queue_timeout_s": config.queue.timeout_s,
     }
     subject = Subject(
         core=core,

@@ -80,7 +80,7 @@ class DiscoveredWorkers:
         try:
             self.relays.check_room(settings.id)
         except Refusal as error:
-            return str(error)
+            return error.message
         self.core.fleet.view.pardon(settings.id)  # a pod of a StatefulSet that came back
         self.relays.start(self.completed(settings), registered=False)
         self._mine.add(settings.id)

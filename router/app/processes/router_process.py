@@ -294,7 +294,7 @@ class RouterApp:
         if self._state is not None:
             self._state.restore()
             self._tasks.spawn(self._state.run(), "fleet state file")
-        self.links.use_hot_prefixes(config.routing)
+        self.links.use_hot_prefixes(self.config.routing)  # a reload may have come meanwhile
         self._export_metrics(broker, replicas, link)
         await self._listen()
         self._tasks.spawn(self._connect(), "connection to NATS")
@@ -418,6 +418,7 @@ class RouterApp:
                 log.exception("configuration not reloaded")
             return
         self.config = config
+        self._guard.use(config.routing.prompt_tokens_max)
         self.links.use_hot_prefixes(config.routing)
         self.prompts.configure(model_prompts(config.models))
         self.metrics.reads.labels("config", "ok").inc()

@@ -49,6 +49,8 @@ class QueueNow(msgspec.Struct, frozen=True):
     """Waiting requests by band, the lowest band first."""
     tenants: list[tuple[str, int]]
     """Tenants with most waiting requests, and their number; the rest as `other`."""
+    timeout_s: float
+    """Seconds that a request waits at most, unless it says how long."""
 
 
 class StreamsNow(msgspec.Struct, frozen=True):
@@ -127,6 +129,7 @@ def _queue(admission: Admission, now_s: float) -> QueueNow:
             for (band, depth), of_replicas in zip(totals.bands.items(), elsewhere, strict=True)
         ],
         totals.largest_tenants(TENANTS_MAX),
+        admission.queue.settings.timeout_s,
     )
 
 

@@ -38,7 +38,7 @@ class Dialect:
     tokenizes: Mapping[Templated | None, Callable[[bytes], bytes]]
     """Functions that turn a body into one for the engine's /tokenize with the same tokens, by kind
     of body (None: completions); /tokenize takes no other kinds. Each raises Unsupported,
-    msgspec.DecodeError."""
+    and what `tokenize` names for a body that can't be read."""
     has_render: bool
     """Whether the engine has render endpoints, which give the tokens of any body."""
 

@@ -1,6 +1,7 @@
 """Turns the body of a completion or a chat into one for the engine's /tokenize endpoint. Pure.
 
-Each function raises Unsupported, or msgspec.DecodeError for a body that can't be read.
+Each function raises Unsupported; for a body that can't be read msgspec.DecodeError,
+UnicodeDecodeError, RecursionError.
 """
 
 from typing import Any

@@ -9,7 +9,8 @@ Laws:
   answer is unusable; no other exception leaves it;
 - the number of tokens is plausible for the body, and items lie within the tokens;
 - an engine with UNUSABLE_MAX unusable answers in a row rests: nothing is sent to it for REST_S to
-  REST_MAX_S seconds;
+  REST_MAX_S seconds; a body that can't be read is no answer of the engine, and one of more than
+  LONG_BYTES is never late;
 - at most QUESTIONS_MAX calls are open at one engine, and the answers of all engines hold at most
   ANSWERS_BYTES_MAX bytes while they are read.
 """
@@ -53,6 +54,9 @@ TOKEN_BYTES_MAX = 16
 SHORT_BYTES = 1 << 16
 """Bytes of a body or an answer that is read on the event loop, at most: 10,000 tokens take 0.3 ms,
 and waking a thread and waiting for it costs as much."""
+LONG_BYTES = 1 << 20
+"""Bytes of a body, at most, that has an engine rest if its tokens come too late: those of a longer
+one (250,000 tokens) may take a sound engine more than ASK_S."""
 ITEMS_MAX = 4096
 REASON_CHARS = 300
 REFUSAL_CHARS = 500
@@ -204,7 +208,7 @@ class Engines:
                 made = await self._ask(access, known, engine, kind, content, model, is_renderer)
         except TimeoutError:
             if is_asked and limit_s >= min(self._ask_s, ASK_S):  # else its caller had no time
-                self._note_unusable(known)
+                self._note_unusable(known, is_long=len(content) > LONG_BYTES)
             raise EngineAway(f"{base} gave no tokens within {max(limit_s, 0):.3g} s") from None
         except _Unusable as error:
             self._note_unusable(known)
@@ -229,8 +233,11 @@ class Engines:
             self._engines.pop(next(idle, base))
         return engine
 
-    def _note_unusable(self, engine: _Engine) -> None:
+    def _note_unusable(self, engine: _Engine, *, is_long: bool = False) -> None:
+        """Counts an unusable answer. is_long: it was late for a long body, which is no fault."""
         self.unusable += 1
+        if is_long:
+            return
         engine.unusable += 1
         if engine.unusable >= UNUSABLE_MAX:
             engine.rest_s = min(max(2 * engine.rest_s, REST_S), REST_MAX_S)
@@ -248,8 +255,7 @@ class Engines:
     ) -> EngineTokens:
         base = access.base
         if kind.text_of is not None:
-            content = msgspec.json.encode({"model": model, "prompt": content.decode()})
-            kind = kind.text_of
+            content, kind = _completion(model, content), kind.text_of
         tokens_max = len(content) + TOKENS_BESIDE_MAX
         renders = DIALECTS[engine].has_render or is_renderer
         render_url = access.url(kind.render_path)
@@ -312,6 +318,14 @@ async def _aside(size: int, read: Callable[[], Read]) -> Read:
     return read() if size <= SHORT_BYTES else await asyncio.to_thread(read)
 
 
+def _completion(model: str, text: bytes) -> bytes:
+    """The body of a completion of a plain text; raises EngineRefused."""
+    try:
+        return msgspec.json.encode({"model": model, "prompt": text.decode()})
+    except UnicodeDecodeError as error:
+        raise EngineRefused(f"the text can't be read: {error}") from None
+
+
 def _question(engine: str, kind: BodyFormat, content: bytes) -> bytes:
     """The body to POST to /tokenize for a request's body; raises EngineRefused, EngineAway."""
     tokenize = DIALECTS[engine].tokenizes.get(kind.templated)
@@ -319,7 +333,7 @@ def _question(engine: str, kind: BodyFormat, content: bytes) -> bytes:
         raise EngineAway(f"{engine} has no endpoint that gives the tokens of {kind.name}")
     try:
         return tokenize(content)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EngineRefused(f"the body can't be read: {error}") from None
     except Unsupported as error:
         raise EngineAway(str(error)) from None

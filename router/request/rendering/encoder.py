@@ -28,7 +28,7 @@ class Encoder(ABC):
     @abstractmethod
     def encode(self, text: str, *, specials: bool) -> bytes:
         """Token ids of a text. specials: whether to add the tokens that the tokenizer puts around a
-        prompt.
+        prompt. Raises UnicodeEncodeError for a text with a lone surrogate.
         """
 
     def text_of(self, ids: list[int]) -> str:
@@ -71,7 +71,11 @@ class _SlowEncoder(Encoder):
 
     @override
     def encode(self, text: str, *, specials: bool) -> bytes:
-        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=specials)
+        try:
+            (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=specials)
+        except TypeError:
+            text.encode()  # raises UnicodeEncodeError
+            raise
         return token_bytes(encoding.ids)
 
     @override

@@ -132,8 +132,8 @@ def _added_tokens(config: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     listed = config.get("added_tokens_decoder")
     if not isinstance(listed, dict):
         return ()
-    return tuple(
-        {"id": int(number), **token}
-        for number, token in sorted(listed.items(), key=lambda item: int(item[0]))
-        if isinstance(token, dict) and str(number).isdecimal()
-    )
+    try:
+        tokens = {int(number): token for number, token in listed.items() if isinstance(token, dict)}
+    except ValueError as error:
+        raise no_tokenizer(f"an id of added_tokens_decoder is no number: {error}") from error
+    return tuple({"id": number, **token} for number, token in sorted(tokens.items()))

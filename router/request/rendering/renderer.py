@@ -76,6 +76,9 @@ class Renderer:
         except PromptError as error:
             error.shape = shape
             raise
+        except (RecursionError, UnicodeEncodeError) as error:  # nested too deep; a lone surrogate
+            message = f"the router can't render the body: {error}"
+            raise PromptError(Reason.UNSUPPORTED_CONTENT, message, shape) from None
 
     def text_of(self, data: bytes) -> str:
         """The text of token bytes, for a person."""

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from events.plane.settings import NatsSettings
+from router.api.desk.methods import ROUTE, ROUTE_STREAM
 from router.app.processes.router_process import RouterApp
 from router.config.keys import ConfigError
 from router.config.reading import load
@@ -122,6 +123,23 @@ def test_a_router_that_leaves_reads_nothing_any_more() -> None:
     app._stopping.set()
     app.reload()
     assert len(reads) == 1
+
+
+def test_longer_prompts_have_room_in_messages_after_a_reload() -> None:
+    base = ServeConfig(nats=NatsSettings(url="nats://127.0.0.1:1"))
+    longer = msgspec.structs.replace(base, routing=RoutingSettings(prompt_tokens_max=4 << 20))
+    app = RouterApp(base, read_again=lambda: longer)
+    guard, content = app._guard, bytes(10 << 20)
+    route, batch = guard.limits.of(ROUTE), guard.limits.of(ROUTE_STREAM)
+    with pytest.raises(Refusal, match="the limit is 8388608"):
+        route.check(len(content))
+    before = guard.bytes_max(ROUTE_STREAM)
+    app.reload()
+    route.check(len(content))  # of handlers that hold it since the start
+    assert (route.bytes_max, batch.bytes_max) == (21 << 20, 22 << 20)
+    assert guard.bytes_max(ROUTE_STREAM) == 22 << 20 > before
+    with guard.message(ROUTE, content):
+        pass
 
 
 def settings(**changes: object) -> RoutingSettings:

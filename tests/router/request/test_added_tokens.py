@@ -8,6 +8,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from router.request.prompt_error import PromptError
+from router.request.refusal import Reason
 from router.request.rendering import encoder as encoders
 from router.request.rendering.added_tokens import with_added_tokens
 from router.request.rendering.encoder import load_encoder, token_bytes
@@ -106,3 +107,11 @@ def test_what_is_no_tokenizer_is_refused_by_name(tmp_path: Path, content: str) -
     (folder / "tokenizer.json").write_text(content)
     with pytest.raises(PromptError, match=r"tokenizer\.json"):
         load_encoder(read_folder(folder), 0)
+
+
+@pytest.mark.parametrize("number", ["x", "", "1.5", "9" * 5000])
+def test_an_id_that_is_no_number_is_refused_by_name(tmp_path: Path, number: str) -> None:
+    folder = make_folder(tmp_path, "{{ messages }}", added_tokens_decoder=ADDED | {number: {}})
+    with pytest.raises(PromptError, match="added_tokens_decoder") as raised:
+        read_folder(folder)
+    assert raised.value.reason is Reason.NO_TOKENIZER

@@ -18,6 +18,7 @@ from router.request.prompt_error import PromptError
 from router.request.prompt_processes.children import Children
 from router.request.prompt_settings import PROMPTS_MAX, RendererSettings
 from router.request.refusal import Reason
+from router.request.rendering import encoder
 from router.request.rendering.renderer import Renderer
 from tests.stage.prompts.bodies import CHATS, COMPLETIONS, MESSAGES, chat
 from tests.stage.prompts.captures import TEMPLATES
@@ -133,12 +134,31 @@ def test_a_body_that_no_engine_reads_is_malformed(
 
 
 @pytest.mark.parametrize("engine", DIALECTS)
-def test_deep_values_in_a_tool_are_an_outcome(engine: str, renderers: list[Renderer]) -> None:
-    deep = '{"properties":' * 400 + "{}" + "}" * 400
+@pytest.mark.parametrize("key", ["properties", "items", "x"])
+def test_deep_values_in_a_tool_are_an_outcome(
+    key: str, engine: str, renderers: list[Renderer]
+) -> None:
+    deep = f'{{"{key}":' * 400 + "{}" + "}" * 400
     tool = f'{{"type": "function", "function": {{"name": "f", "parameters": {deep}}}}}'
     body = f'{{"messages": [{{"role": "user", "content": "x"}}], "tools": [{tool}]}}'
     for renderer in renderers:
         outcome(renderer, bodies.CHAT, body.encode(), engine)
+
+
+@pytest.mark.parametrize("engine", DIALECTS)
+@pytest.mark.parametrize("package", ["fastokens", "tokenizers"])
+def test_a_lone_surrogate_in_a_calls_arguments_is_an_outcome(
+    package: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder, "_LOADERS", {package: encoder._LOADERS[package]})
+    folder = make_folder(tmp_path, "{{ messages[0].tool_calls | tojson }}")
+    renderer = Renderer(RendererSettings(folder=str(folder)))
+    function = {"name": "f", "arguments": '{"a": "\\ud800"}'}
+    call = {"id": "a", "type": "function", "function": function}
+    body = chat({"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "x"})
+    error = outcome(renderer, bodies.CHAT, json.dumps(body).encode(), engine)
+    assert error is not None
+    assert (error.reason, error.shape) == (Reason.UNSUPPORTED_CONTENT, "chat+no_content+tool_calls")
 
 
 @pytest.mark.parametrize("engine", DIALECTS)

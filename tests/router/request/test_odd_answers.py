@@ -5,15 +5,18 @@ import logging
 import random
 from array import array
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from events.engines.access import EngineAccess
 from router.request import bodies
+from router.request.dialects.table import DIALECTS
 from router.request.proving import engine_tokens
 from router.request.proving.engine_tokens import (
     ASK_S,
+    LONG_BYTES,
     QUESTIONS_MAX,
     TOKENS_BESIDE_MAX,
     UNUSABLE_MAX,
@@ -161,6 +164,50 @@ async def test_an_engine_of_unusable_answers_rests_and_is_tried_again(
         assert not engines._engines[odd.address].unusable
         await engines.close()
     assert ASK_S < 1.0
+
+
+@pytest.mark.parametrize("engine", DIALECTS)
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        (bodies.TEXT, b"\xff"),
+        (bodies.COMPLETION, b'{"prompt": "\xff"}'),
+        (bodies.COMPLETION, b'{"\xff": 1, "prompt": "a"}'),
+        (bodies.COMPLETION, b'{"prompt": ' + b"[" * 200_000),
+        (CHAT, b'{"messages": [], "\xff": 1}'),
+        (CHAT, b'{"messages": [], "tools": "\xff"}'),
+        (CHAT, b'{"messages": ' + b"[" * 2_000 + b"]" * 2_000 + b"}"),
+        (CHAT, b'{"messages": [], "tools": ' + b"[" * 2_000 + b"]" * 2_000 + b"}"),
+    ],
+)
+async def test_bodies_that_can_t_be_read_have_no_engine_rest(
+    engine: str, kind: bodies.BodyFormat, content: bytes
+) -> None:
+    no_render = Odd("", (whole(b"", "404 No"),), closes=False)
+    odd = OddEngine(lambda path: no_render if "render" in path else plain({"tokens": [1]}))
+    engines = Engines()
+    async with odd.run():
+        for _ in range(UNUSABLE_MAX):
+            with suppress(EngineAway, EngineRefused):
+                await engines.ask(EngineAccess(odd.address), engine, kind, content, "m")
+        assert not engines.rests(odd.address)
+        assert not engines.unusable
+        await engines.close()
+
+
+@pytest.mark.parametrize(("size", "rests"), [(100, True), (LONG_BYTES + 1, False)])
+async def test_an_engine_that_is_late_rests_unless_the_bodies_are_long(
+    size: int, rests: bool
+) -> None:
+    hangs = OddEngine(lambda _: Odd("", (), closes=False))
+    engines = Engines(ask_s=0.01)
+    async with hangs.run():
+        for _ in range(UNUSABLE_MAX):
+            with pytest.raises(EngineAway, match="within"):
+                await engines.ask(EngineAccess(hangs.address), "vllm", CHAT, bytes(size), "m")
+        assert engines.rests(hangs.address) == rests
+        assert engines.unusable == UNUSABLE_MAX
+        await engines.close()
 
 
 async def test_one_engine_that_hangs_takes_no_turn_of_another() -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -11,7 +13,7 @@ from aiohttp import web
 from typing_extensions import override
 
 from events.engines.access import EngineAccess
-from router.request import bodies
+from router.request import bodies, tokens
 from router.request.prompt_error import PromptError
 from router.request.prompt_settings import RendererSettings
 from router.request.proving.canaries import canaries
@@ -246,6 +248,22 @@ async def test_a_reload_takes_proofs_back_and_runs_canaries_again(
         assert prompts.proof.state("m", TARGET, "chat") is State.PROVEN
 
 
+async def test_a_prompt_that_waits_while_its_model_is_reloaded_is_rendered_again(
+    folder: RendererSettings, other: RendererSettings
+) -> None:
+    async with facade(model(folder, source=Source.LOCAL)) as prompts:
+        ask = PromptAsk("m", CHAT, chat(), None, require=True)
+        before = await prompts.tokens_of(ask)
+        (pid,) = prompts._children["m"].pids
+        os.kill(pid, signal.SIGSTOP)
+        waiting = [asyncio.create_task(prompts.tokens_of(ask)) for _ in range(3)]
+        await until(lambda: prompts.waiting == 3, "one rendered, two that wait")
+        prompts.configure({"m": model(other, source=Source.LOCAL)})
+        for after in await asyncio.gather(*waiting):
+            assert after.made_by is MadeBy.LOCAL
+            assert after.digest == prompts.digests["m"] != before.digest
+
+
 async def test_a_render_service_gives_tokens_and_items(folder: RendererSettings) -> None:
     service = StandIn(folder, renders=True)
     async with serving(service) as at, facade(ModelPrompts(render=at.address)) as prompts:
@@ -253,6 +271,19 @@ async def test_a_render_service_gives_tokens_and_items(folder: RendererSettings)
         assert made.made_by is MadeBy.ENGINE
         assert [(item.first_token, item.token_count) for item in made.items] == [(1, 2)]
         assert made.items[0].id == "ab" * 32
+
+
+async def test_of_workers_that_give_no_tokens_the_latest_are_remembered(
+    folder: RendererSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "WORKERS_MAX", 2)
+    engine = StandIn(folder)
+    engine.answer = lambda: web.Response(status=404)
+    async with serving(engine), facade() as prompts:
+        for worker_id in ("gone", "here", "here", "gone", "here", "new"):
+            at = engine.at(f"{worker_id}/1")
+            await prompts.tokens_of(PromptAsk("m", CHAT, chat(), at, source=Source.ENGINE))
+        assert list(prompts.lacking) == [("m", "here"), ("m", "new")]
 
 
 @pytest.mark.parametrize(

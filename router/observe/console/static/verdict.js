@@ -6,7 +6,7 @@ import { nameOf, stateOf } from "./store.js";
 
 /** [{kind, text, about, target}]: kind is bad or warn. Pure. */
 export function troublesOf(store, playbook) {
-  const { summary, about } = store;
+  const { summary } = store;
   const found = [];
   const say = (kind, text, more = "", todo = "") => found.push({ kind, text, more, todo });
   if (!summary.ready) say("bad", "This router is not ready.", "It waits until its index can be trusted, or ready_timeout_s is over.");
@@ -29,8 +29,8 @@ export function troublesOf(store, playbook) {
   const refused = store.rate("refused");
   if (refused > 0) say("bad", `${digits(refused)} requests a second are refused`, reasons(summary.refused));
   const oldest = Math.max(0, ...summary.queue.bands.map((band) => band.oldest_s));
-  if (summary.queue.waiting && oldest > 0.5 * (about.queue_timeout_s ?? Infinity)) {
-    say("bad", `${count(summary.queue.waiting, "request waits", "requests wait")}, the oldest for ${seconds(oldest)}`, `They are refused after ${seconds(about.queue_timeout_s)}: more workers, or fewer requests.`);
+  if (summary.queue.waiting && oldest > 0.5 * summary.queue.timeout_s) {
+    say("bad", `${count(summary.queue.waiting, "request waits", "requests wait")}, the oldest for ${seconds(oldest)}`, `They are refused after ${seconds(summary.queue.timeout_s)}: more workers, or fewer requests.`);
   } else if (summary.queue.waiting) {
     say("warn", `${count(summary.queue.waiting, "request waits", "requests wait")} for a worker with room`, `the oldest for ${seconds(oldest)}`);
   }

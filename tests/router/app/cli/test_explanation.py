@@ -10,10 +10,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from router.api.service.fleet_service import FleetService
 from router.app.calls.dialing import CallFailed
 from router.app.calls.explanation import BodyFile, Question, show_explanation
 from router.app.calls.questions import explain
 from router.request.prompt_settings import RendererSettings
+from router.request.refusal import Reason, Refusal
 from router.request.rendering.renderer import Renderer
 from router.request.tokens import ModelPrompts
 from tests.stage.prompts.engine import CHAT, StandIn, chat, serving
@@ -101,8 +103,26 @@ async def test_an_engine_is_asked_as_its_kind_is(
         serving(engine),
         routed(m=local(folder), address=engine.address, engine="sglang") as stage,
     ):
-        assert await explained(stage, of_chat(), against=f"{engine.address}/") == 0
-    assert engine.asked == ["/tokenize"]
+        for against in (f"{engine.address}/", engine.address.replace("127.0.0.1", "localhost")):
+            assert await explained(stage, of_chat(), against=against) == 0
+    assert engine.asked == ["/tokenize", "/tokenize"]
+
+
+async def test_where_workers_can_t_be_listed_no_engine_is_called_by_a_guess_of_its_kind(
+    folder: RendererSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_self: FleetService, _request: object, _context: object) -> None:
+        raise Refusal(Reason.PERMISSION_DENIED, "the key lacks the right")
+
+    monkeypatch.setattr(FleetService, "ListWorkers", refused)
+    engine = StandIn(folder)
+    async with (
+        serving(engine),
+        routed(m=local(folder), address=engine.address, engine="sglang") as stage,
+    ):
+        with pytest.raises(CallFailed, match="PERMISSION_DENIED: the key lacks the right"):
+            await explained(stage, of_chat(), against=engine.address)
+    assert not engine.asked
 
 
 async def test_a_prompt_without_tokens_says_why(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,12 @@
-"""A router process that ends: the order in which its parts do."""
+"""A router process that starts and ends: the order in which its parts do."""
 
+from typing import Any
+
+import msgspec
 import pytest
 
+from router.app.processes.router_process import RouterApp
+from router.config.settings.routing_settings import HotPrefixSettings, RoutingSettings
 from tests.stage.loopback import router_app, serve_config
 from tests.stage.waiting import until
 
@@ -22,3 +27,24 @@ async def test_what_starts_relays_and_copies_has_ended_before_they_are_stopped(
         monkeypatch.setattr(app.relays, "stop", relays_stop)
         assert running
     assert left == [0]
+
+
+async def test_a_reload_during_the_start_stays_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = serve_config("nats://127.0.0.1:1")
+    on = RoutingSettings(hot_prefixes=HotPrefixSettings(enabled=True))
+    read = msgspec.structs.replace(base, routing=on)
+    app = RouterApp(base, read_again=lambda: read)
+    open_links = app.links.open
+
+    async def reloaded_meanwhile(*about: Any) -> Any:
+        app.reload()
+        return await open_links(*about)
+
+    monkeypatch.setattr(app.links, "open", reloaded_meanwhile)
+    try:
+        await app.start()
+        assert app.config.routing.hot_prefixes.enabled
+        assert app.links.hot.enabled
+        assert app.links.copies is not None
+    finally:
+        await app.stop()

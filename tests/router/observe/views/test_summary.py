@@ -27,7 +27,9 @@ def of(
     watchers.shadow = shadow
     subject = Subject(
         core=fleet.core,
-        admission=admission or Admission(fleet.core, QueueSettings(), random.Random(1)),
+        admission=Admission(fleet.core, QueueSettings(), random.Random(1))
+        if admission is None
+        else admission,
         watchers=watchers,
         tally=PickTally(),
         refused=lambda: {"NO_WORKER": 2},
@@ -82,6 +84,14 @@ def test_the_shadows_counts_are_those_of_its_metrics() -> None:
     assert shown.policy == "ttft"
     assert sum(shown.agreement.values()) == 3
     assert (shown.ttft_gain_s, shown.ttft_loss_s) == (shadow.ttft_s.gain, shadow.ttft_s.loss)
+
+
+def test_the_longest_wait_is_that_of_the_last_reload() -> None:
+    fleet = Fleet()
+    admission = Admission(fleet.core, QueueSettings(timeout_s=7.0), random.Random(1))
+    assert of(fleet, admission).queue.timeout_s == 7.0
+    admission.configure(QueueSettings(timeout_s=3.0), fleet.now_s)
+    assert of(fleet, admission).queue.timeout_s == 3.0
 
 
 def test_waiting_requests_are_summed_by_band_and_tenant_within_a_bound() -> None:
