@@ -118,11 +118,12 @@ class AdmissionQueue:
         rules = self._rules_of(settings)
         waiting = [waiter for _, waiter in self.waiters()]
         self.settings, self.rules = settings, rules
-        self._bounds = Bounds(settings, waiting)
         self.tenants.configure(settings.tenants)
         self._looks = Standing()
         for waiter in waiting:
             self._look_later(waiter, now_s)
+            self._set_points(waiter)
+        self._bounds = Bounds(settings, waiting)
         for pool, queue in self._pools.items():
             self._pools[pool] = queue.under(rules, now_s)
 
@@ -164,7 +165,8 @@ class AdmissionQueue:
         """Share of a pool, 0 to 1, that may be in use for requests of a waiter's band to get
         workers. The waiter need not be in the queue.
         """
-        waiter.points = waiter.priority + self.tenants.of(waiter.tenant).priority
+        if not waiter.waits:
+            self._set_points(waiter)
         bands = self.rules.bands
         return bands.settings[bands.level(waiter, now_s)].share_percent / 100
 
@@ -353,7 +355,7 @@ class AdmissionQueue:
         queue.remove(waiter)
         self._bounds.remove(waiter)
         waiter.priority = priority
-        waiter.points = priority + self.tenants.of(waiter.tenant).priority
+        self._set_points(waiter)
         self._bounds.add(waiter)
         queue.add(waiter, now_s)
         return True
@@ -397,8 +399,12 @@ class AdmissionQueue:
         )
 
     def _number(self, waiter: Waiter) -> None:
-        """Sets a new request's number, behind all earlier ones, and adds its tenant's priority."""
+        """Sets a new request's number, behind all earlier ones, and its points."""
         waiter.seq = self._seq + 1
+        self._set_points(waiter)
+
+    def _set_points(self, waiter: Waiter) -> None:
+        """Sets a request's points. `Bounds` finds it by them, and so must not count it now."""
         waiter.points = waiter.priority + self.tenants.of(waiter.tenant).priority
 
     def _displaced_by(self, waiter: Waiter, now_s: float) -> Waiter | None:

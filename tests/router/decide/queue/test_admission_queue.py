@@ -3,6 +3,7 @@
 import pytest
 
 from router.config.keys import ConfigError
+from router.config.settings.queue_settings import BandSettings, TenantSettings, TenantsSettings
 from router.decide.queue.admission_queue import IDLE_POOLS_MAX, AdmissionQueue, QueueFull
 from router.decide.queue_limits.bounds import Bound
 from router.decide.queue_turns.round import LOOKS_MAX
@@ -300,6 +301,17 @@ class TestEnds:
         queue.configure(queue_of(max_waiting=4, tenant_share=0.25).settings, 0.0)
         with pytest.raises(QueueFull):
             offered(queue, "c", tenant="blue")
+
+    def test_another_priority_of_a_tenant_counts_for_those_that_wait(self) -> None:
+        bands = (BandSettings("low", 0, share_percent=50), BandSettings("high", 10))
+        queue = queue_of(bands=bands, bands_strict=True)
+        offered(queue, "a")
+        waiter = offered(queue, "b", tenant="gold")
+        gold = TenantsSettings(named={"gold": TenantSettings(priority=10)})
+        queue.configure(queue_of(bands=bands, bands_strict=True, tenants=gold).settings, 0.0)
+        assert queue.share_of(waiter, 0.0) == 1.0
+        assert drained(queue) == "b a"
+        assert queue.size_bytes == len(queue) == 0
 
 
 class TestRetry:
