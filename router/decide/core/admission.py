@@ -16,7 +16,8 @@ Laws:
 - a request that could not be decided keeps its place in the order;
 - one call of `dispatch` makes ATTEMPTS_MAX attempts at most; the driver calls again for the rest;
 - failed attempts take a bounded share of the time (router/decide/core/attempts.py); once that share
-  is spent, requests wait though a worker may have room, until the driver calls again later;
+  is spent, requests wait though a worker may have room, until the driver calls again later; then
+  the pool whose last failed attempt is longest ago comes first;
 - no waiting request is refused because of a learned bound of workers' capacity: the decision at the
   end of its wait knows no such bound;
 - no request is refused for its expected wait while a worker of its model has room, or is full only
@@ -290,6 +291,7 @@ class Admission:
         except NobodyFits as refusal:
             if refusal.reason is Reason.ALL_WORKERS_FULL:
                 self.queue.passed(waiter, self._core.fleet.room)
+                self.queue.put_last(waiter.pool)
                 budget = self.in_vain if waiter.sheddable is None else self.sheddable_in_vain
                 budget.add(len(refusal.decision.pool) if refusal.decision else 0)
                 return refusal.decision is not None and refusal.decision.sheds

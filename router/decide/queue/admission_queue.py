@@ -133,7 +133,7 @@ class AdmissionQueue:
         return queue.count if queue is not None else 0
 
     def pools(self) -> list[Hashable]:
-        """The pools that requests wait for."""
+        """The pools that requests wait for, those first whose `put_last` is longest ago."""
         return [pool for pool, queue in self._pools.items() if queue.count]
 
     def find(self, request_id: str) -> Sequence[Waiter]:
@@ -265,6 +265,10 @@ class AdmissionQueue:
         if self.tenants.have_quotas:
             self.tenants.took(waiter.tenant, max(cost, float(waiter.charged_tokens)), now_s)
         self._leave(waiter, Fate.DISPATCHED, now_s)
+
+    def put_last(self, pool: Hashable) -> None:
+        """Puts a pool behind the others, which have their turns before it."""
+        self._pools[pool] = self._pools.pop(pool)
 
     def cancel(self, waiter: Waiter, now_s: float) -> bool:
         """Removes the request of a caller that has left; returns whether it waited."""

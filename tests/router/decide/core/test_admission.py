@@ -1,0 +1,68 @@
+"""Requests that wait, through the desk: whose turn it is, and what their tenants are charged."""
+
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from router.api.desk.answers import Waiting
+from router.api.desk.counters import Metrics
+from router.config.settings.queue_settings import QueueSettings
+from router.fleet.reservations.reservations import Reservation
+from tests.stage.fleet import Fleet
+from tests.stage.served import asked, desk_of, raised
+
+
+class Stage:
+    """A desk with a queue, before a fleet without workers."""
+
+    def __init__(self, **queue: Any) -> None:
+        self.fleet = Fleet()
+        metrics = Metrics(CollectorRegistry())
+        settings = QueueSettings(**queue)
+        self.desk = desk_of(self.fleet, metrics, raised, queue=settings)
+        self.admission = self.desk.admission
+        self.came = 0
+
+    def come(self, tokens: int = 64, **about: Any) -> Reservation | Waiting:
+        """A new request with a prompt of its own: its reservation, or its wait."""
+        self.came += 1
+        request = asked(tokens, first=10_000 * self.came, **about)
+        answered = self.desk.route(request.SerializeToString())
+        return answered if isinstance(answered, Waiting) else answered[1]
+
+    def waits(self, tokens: int = 64, **about: Any) -> Waiting:
+        waiting = self.come(tokens, **about)
+        assert isinstance(waiting, Waiting)
+        return waiting
+
+    def runs(self, tokens: int = 64, **about: Any) -> Reservation:
+        reservation = self.come(tokens, **about)
+        assert isinstance(reservation, Reservation)
+        return reservation
+
+    def pass_time(self, seconds: float) -> None:
+        """Time goes by; room may have come on any worker."""
+        self.fleet.now_s += seconds
+        self.fleet.core.tick(self.fleet.now_s)
+        self.desk.dispatch()
+
+
+def test_a_pool_without_room_does_not_take_the_turns_of_others() -> None:
+    stage = Stage(timeout_s=60.0)
+    stage.fleet.add("full", model="a", total_slots=1, running=1)
+    stage.fleet.add("free", model="a")
+    stage.fleet.add("b", model="b", total_slots=1)
+    for _ in range(20):
+        stage.waits(model="a", allowed_worker_ids=["full"])
+    running = stage.runs(model="b")
+    waiting = stage.waits(model="b")
+    for _ in range(50):
+        stage.pass_time(0.02)
+    assert not stage.admission.in_vain.may_be(stage.fleet.now_s), (
+        "requests for the full worker spent it"
+    )
+    stage.fleet.report(running, "finished")
+    for _ in range(2):
+        stage.pass_time(0.02)
+    assert waiting.outcome is not None
+    assert len(stage.admission) == 20
