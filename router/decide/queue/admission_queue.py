@@ -10,6 +10,7 @@ Laws: those of router/decide/queue/__init__.py.
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from math import inf
+from operator import attrgetter
 from random import Random
 
 from typing_extensions import override
@@ -116,7 +117,7 @@ class AdmissionQueue:
     def configure(self, settings: QueueSettings, now_s: float) -> None:
         """Puts other settings in force; requests beyond new bounds stay. Raises ConfigError."""
         rules = self._rules_of(settings)
-        waiting = [waiter for _, waiter in self.waiters()]
+        waiting = sorted((waiter for _, waiter in self.waiters()), key=attrgetter("seq"))
         self.settings, self.rules = settings, rules
         self.tenants.configure(settings.tenants)
         self._looks = Standing()

@@ -223,6 +223,21 @@ class TestDisplacement:
         offered(queue, "b", 1.0)
         assert displaced_by(queue, Waiter("c", 2.0, priority=20)) == "b"
 
+    def test_after_a_reload_the_last_that_arrived_is_displaced_whatever_the_order(self) -> None:
+        queue = queue_of(max_waiting=2, order="shortest-first")
+        offered(queue, "long", new_tokens=1000)
+        offered(queue, "short", new_tokens=10)
+        queue.configure(queue.settings, 0.0)
+        assert displaced_by(queue, Waiter("c", 0.0, priority=20)) == "short"
+
+    def test_another_priority_makes_no_request_later_than_those_that_came_after_it(self) -> None:
+        queue = queue_of(max_waiting=3)
+        first, *_ = all_offered(queue, "abc")
+        queue.reprioritize(first, 1, 0.0)
+        queue.reprioritize(first, 0, 0.0)
+        assert displaced_by(queue, Waiter("d", 0.0, priority=20)) == "c"
+        assert displaced_by(queue, Waiter("e", 0.0, priority=20)) == "b"
+
     def test_none_is_displaced_that_would_not_make_room(self) -> None:
         queue = queue_of(max_mib=1)
         offered(queue, "a", size_bytes=MIB // 2)

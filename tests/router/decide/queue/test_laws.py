@@ -75,6 +75,11 @@ class Laws(RuleBasedStateMachine):
         if displaced is not None:
             assert priority - displaced.priority > 10
             self.waiting.remove(displaced)
+            assert not any(
+                (one.tenant, one.priority) == (tenant, displaced.priority)
+                and one.seq > displaced.seq
+                for one in self.waiting
+            ), "of equals the last that came"
         self.waiting.append(waiter)
 
     @rule(pool=st.sampled_from(POOLS), room=st.lists(st.booleans(), max_size=8), new=st.booleans())
