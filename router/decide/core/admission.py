@@ -300,10 +300,9 @@ class Admission:
             self._end(waiter, refusal, now_s)
         else:
             self._note_wait(waiter, now_s)
-            cached_tokens = max(0, waiter.prompt_tokens - reservation.new_tokens)
             waiter.reservation_id = reservation.id
             self.fleet_turns.took(waiter)
-            self.queue.dispatched(waiter, reservation.new_tokens, cached_tokens, now_s)
+            self.queue.dispatched(waiter, *_tokens(reservation), now_s)
             self._count(waiter.tenant, reservation, waiter.charged_tokens)
         return False
 
@@ -386,8 +385,7 @@ class Admission:
     def _took(self, request: Request, reservation: Reservation, now_s: float) -> None:
         """Charges the tenant of a request that got its worker without waiting."""
         if self.queue.tenants.have_quotas and reservation.id not in self._charged:
-            cached_tokens = max(0, reservation.prompt_tokens - reservation.new_tokens)
-            cost = self.queue.tenants.cost(reservation.new_tokens, cached_tokens)
+            cost = self.queue.tenants.cost(*_tokens(reservation))
             charged = request.charged_tokens
             self.queue.tenants.took(request.tenant, max(cost, float(charged)), now_s)
             self._count(request.tenant, reservation, charged)
@@ -401,7 +399,8 @@ class Admission:
             return
         charged = 0.0
         if charged_tokens:
-            charged = max(float(charged_tokens), self.queue.tenants.cost(reservation.new_tokens, 0))
+            cost = self.queue.tenants.cost(*_tokens(reservation))
+            charged = max(float(charged_tokens), cost)
         self._charged[reservation.id] = tenant, charged
 
     def _on_end(self, reservation: Reservation) -> None:
@@ -481,6 +480,13 @@ def _sheddable(request: Request) -> Objective | None:
     """The objectives of a sheddable request; None: the request is not sheddable."""
     objective = request.objective
     return objective if objective is not None and objective.sheddable else None
+
+
+def _tokens(reservation: Reservation) -> tuple[int, int]:
+    """Tokens of a prompt that its worker, of a pair the prefill worker, computes, and that it has
+    cached."""
+    new_tokens = reservation.where_computed().new_tokens
+    return new_tokens, max(0, reservation.prompt_tokens - new_tokens)
 
 
 def _job(waiter: Waiter) -> Job:

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 
+from kvroute.v1 import router_pb2
 from router.api.desk.answers import Waiting
 from router.api.desk.counters import Metrics
-from router.config.settings.queue_settings import QueueSettings
+from router.config.settings.queue_settings import QueueSettings, TenantSettings, TenantsSettings
 from router.fleet.reservations.reservations import Reservation
 from tests.stage.fleet import Fleet
 from tests.stage.served import asked, desk_of, raised
@@ -66,3 +68,19 @@ def test_a_pool_without_room_does_not_take_the_turns_of_others() -> None:
         stage.pass_time(0.02)
     assert waiting.outcome is not None
     assert len(stage.admission) == 20
+
+
+@pytest.mark.parametrize("waited", [False, True])
+def test_a_pair_costs_what_its_prefill_worker_computes(waited: bool) -> None:
+    stage = Stage(tenants=TenantsSettings(default=TenantSettings(tokens_per_s=100.0)))
+    stage.fleet.add_pair(total_slots=1, running=int(waited))
+    pair = {"phase": router_pb2.PHASE_PREFILL_DECODE, "tenant": "t"}
+    first = stage.come(3200, **pair)
+    for worker in stage.fleet.relays:
+        stage.fleet.say(worker, running=0, total_slots=100)
+    stage.desk.dispatch()
+    assert isinstance(first, Waiting) == waited
+    assert len(stage.fleet.core.reservations) == 1
+    stage.waits(3200, **pair)
+    stage.pass_time(1.0)
+    assert len(stage.admission) == 1
