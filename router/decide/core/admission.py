@@ -147,7 +147,7 @@ class Admission:
             try:
                 reservation = decide(not may_wait)
                 if self._has_rules:
-                    self._took(request, reservation, now_s)
+                    self._took(request.tenant, reservation, request.charged_tokens, now_s)
                 return None
             except NobodyFits as refusal:
                 if not may_wait or refusal.reason is not Reason.ALL_WORKERS_FULL:
@@ -303,7 +303,7 @@ class Admission:
             waiter.reservation_id = reservation.id
             self.fleet_turns.took(waiter)
             self.queue.dispatched(waiter, *_tokens(reservation), now_s)
-            self._count(waiter.tenant, reservation, waiter.charged_tokens)
+            self._took(waiter.tenant, reservation, waiter.charged_tokens, now_s)
         return False
 
     def _decide_last(self, waiter: Waiter, now_s: float) -> None:
@@ -382,26 +382,20 @@ class Admission:
         cost = self.queue.tenants.cost(prompt_tokens - cached_tokens, cached_tokens)
         self.queue.tenants.corrected(tenant, cost - charged, now_s)
 
-    def _took(self, request: Request, reservation: Reservation, now_s: float) -> None:
-        """Charges the tenant of a request that got its worker without waiting."""
-        if self.queue.tenants.have_quotas and reservation.id not in self._charged:
-            cost = self.queue.tenants.cost(*_tokens(reservation))
-            charged = request.charged_tokens
-            self.queue.tenants.took(request.tenant, max(cost, float(charged)), now_s)
-            self._count(request.tenant, reservation, charged)
-
-    def _count(self, tenant: str, reservation: Reservation, charged_tokens: int) -> None:
-        """Notes a reservation whose end counts for its tenant. charged_tokens: see Request."""
-        if not self.queue.tenants.have_quotas:
+    def _took(
+        self, tenant: str, reservation: Reservation, charged_tokens: int, now_s: float
+    ) -> None:
+        """Charges the tenant of a request that has its worker, and notes the reservation, whose end
+        counts, too. An earlier request's answer costs nothing. charged_tokens: see Request."""
+        tenants = self.queue.tenants
+        if not tenants.have_quotas or reservation.shared:
             return
-        if reservation.ended is not None or reservation.id in self._charged:
-            self.queue.tenants.ended(tenant)  # not in flight, or counted already
-            return
-        charged = 0.0
-        if charged_tokens:
-            cost = self.queue.tenants.cost(*_tokens(reservation))
-            charged = max(float(charged_tokens), cost)
-        self._charged[reservation.id] = tenant, charged
+        charged = max(tenants.cost(*_tokens(reservation)), float(charged_tokens))
+        tenants.took(tenant, charged, now_s)
+        if reservation.ended is None:
+            self._charged[reservation.id] = tenant, charged if charged_tokens else 0.0
+        else:  # its caller left meanwhile
+            tenants.ended(tenant)
 
     def _on_end(self, reservation: Reservation) -> None:
         """Takes a reservation that ends off its tenant's requests in flight."""
@@ -484,7 +478,9 @@ def _sheddable(request: Request) -> Objective | None:
 
 def _tokens(reservation: Reservation) -> tuple[int, int]:
     """Tokens of a prompt that its worker, of a pair the prefill worker, computes, and that it has
-    cached."""
+    cached; none for an earlier request's answer."""
+    if reservation.shared:
+        return 0, 0
     new_tokens = reservation.where_computed().new_tokens
     return new_tokens, max(0, reservation.prompt_tokens - new_tokens)
 

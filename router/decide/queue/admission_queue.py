@@ -80,8 +80,8 @@ class AdmissionQueue:
         """The settings in force."""
         self.look_past = look_past
         self.tenants = Tenants(settings.tenants)
-        """Tenants' quotas. The driver calls `took` for a request that got a worker without waiting,
-        and `ended` for each request in flight that ends."""
+        """Tenants' quotas. The driver calls `took` for each request that got a worker, and `ended`
+        for each request in flight that ends."""
         self.siblings = Siblings(fleet)
         self.rules = self._rules_of(settings)
         self._bounds = Bounds(settings)
@@ -250,8 +250,8 @@ class AdmissionQueue:
     def dispatched(
         self, waiter: Waiter, uncached_tokens: int, cached_tokens: int, now_s: float
     ) -> None:
-        """Removes a request that got its worker, and charges its tenant and band. uncached_tokens,
-        cached_tokens: of its prompt. Raises ValueError if it does not wait.
+        """Removes a request that got its worker, and charges the shares of its tenant and band.
+        uncached_tokens, cached_tokens: of its prompt. Raises ValueError if it does not wait.
         """
         if not waiter.waits:
             raise ValueError(f"{waiter} does not wait")
@@ -263,8 +263,6 @@ class AdmissionQueue:
         if waiter.run is not None:
             self.siblings.went(waiter, now_s)
         queue.rate.went(now_s)
-        if self.tenants.have_quotas:
-            self.tenants.took(waiter.tenant, max(cost, float(waiter.charged_tokens)), now_s)
         self._leave(waiter, Fate.DISPATCHED, now_s)
 
     def put_last(self, pool: Hashable) -> None:

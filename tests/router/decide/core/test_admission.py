@@ -26,9 +26,9 @@ class Stage:
         self.came = 0
 
     def come(self, tokens: int = 64, **about: Any) -> Reservation | Waiting:
-        """A new request with a prompt of its own: its reservation, or its wait."""
+        """A request, by default with a prompt of its own: its reservation, or its wait."""
         self.came += 1
-        request = asked(tokens, first=10_000 * self.came, **about)
+        request = asked(tokens, **{"first": 10_000 * self.came} | about)
         answered = self.desk.route(request.SerializeToString())
         return answered if isinstance(answered, Waiting) else answered[1]
 
@@ -41,6 +41,10 @@ class Stage:
         reservation = self.come(tokens, **about)
         assert isinstance(reservation, Reservation)
         return reservation
+
+    def left_tokens(self, tenant: str) -> float:
+        """What a tenant's bucket held after its last charge."""
+        return self.admission.queue.tenants._buckets[tenant][0]
 
     def pass_time(self, seconds: float) -> None:
         """Time goes by; room may have come on any worker."""
@@ -84,3 +88,28 @@ def test_a_pair_costs_what_its_prefill_worker_computes(waited: bool) -> None:
     stage.waits(3200, **pair)
     stage.pass_time(1.0)
     assert len(stage.admission) == 1
+
+
+RATE = TenantsSettings(default=TenantSettings(tokens_per_s=1000.0))
+
+
+def test_requests_of_one_id_that_wait_are_charged_once() -> None:
+    stage = Stage(tenants=RATE)
+    worker = stage.fleet.add("w0", total_slots=2, running=2)
+    for _ in range(2):
+        stage.waits(640, first=0, request_id="r", tenant="t")
+    stage.fleet.say(worker, running=0)
+    stage.desk.dispatch()
+    assert len(stage.admission) == 0
+    assert stage.left_tokens("t") == 1000 - 640
+    assert len(stage.admission._charged) == 1
+
+
+def test_the_answer_of_a_request_that_ended_is_not_charged_again() -> None:
+    stage = Stage(tenants=RATE)
+    stage.fleet.add("w0")
+    running = stage.runs(640, first=0, request_id="r", tenant="t")
+    stage.fleet.report(running, "finished")
+    assert stage.runs(640, first=0, request_id="r", tenant="t") is running
+    assert stage.left_tokens("t") == 1000 - 640
+    assert not stage.admission._charged

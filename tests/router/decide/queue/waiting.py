@@ -75,7 +75,9 @@ def drained(queue: AdmissionQueue, now_s: float = 0.0, pool: str = POOL) -> str:
     """The order in which all go, with room for each."""
     gone = []
     for waiter in queue.candidates(pool, 0, now_s):
-        queue.dispatched(waiter, waiter.new_tokens, waiter.prompt_tokens - waiter.new_tokens, now_s)
+        tokens = waiter.new_tokens, waiter.prompt_tokens - waiter.new_tokens
+        queue.dispatched(waiter, *tokens, now_s)
+        queue.tenants.took(waiter.tenant, queue.tenants.cost(*tokens), now_s)
         gone.append(waiter)
     return names(gone)
 
