@@ -205,12 +205,13 @@ class Admission:
         """Decides requests whose turn it is, and ends waits that are over or can't end in time.
         Returns whether the driver should call again at once.
         """
-        over = self.queue.expired(now_s, ENDS_MAX)
-        for waiter in over:
+        ends = 0
+        while ends < ENDS_MAX and (waiter := self.queue.over(now_s)) is not None:
             self._decide_last(waiter, now_s)
+            ends += 1
         more = self._attempts(now_s)
         self._refuse_early(now_s)
-        return more or len(over) == ENDS_MAX
+        return more or ends == ENDS_MAX
 
     def close(self, refusal: Refusal, now_s: float) -> None:
         """Refuses all requests that wait, with this refusal."""
@@ -299,34 +300,36 @@ class Admission:
         except Refusal as refusal:
             self._end(waiter, refusal, now_s)
         else:
-            self._note_wait(waiter, now_s)
-            waiter.reservation_id = reservation.id
-            self.fleet_turns.took(waiter)
-            self.queue.dispatched(waiter, *_tokens(reservation), now_s)
-            self._took(waiter.tenant, reservation, waiter.charged_tokens, now_s)
+            self._dispatched(waiter, reservation, now_s)
         return False
 
     def _decide_last(self, waiter: Waiter, now_s: float) -> None:
+        """Decides a request whose wait is over, or refuses it."""
         job = _job(waiter)
         if (rule := self._quota_against(waiter.tenant, now_s)) is not None:
+            self.queue.expired(waiter, now_s)
             job.refuse(rule)
             return
         try:
-            job.decide(now_s - waiter.arrived_s, may_exceed=True)
-            self._note_wait(waiter, now_s)
-        except NobodyFits as refusal:
+            reservation = job.decide(now_s - waiter.arrived_s, may_exceed=True)
+        except Refusal as refusal:
+            self.queue.expired(waiter, now_s)
             full = refusal.reason is Reason.ALL_WORKERS_FULL
             job.refuse(self.queue.timeout(waiter, now_s) if full else refusal)
-        except Refusal as refusal:
-            job.refuse(refusal)
+        else:
+            self._dispatched(waiter, reservation, now_s)
 
-    def _note_wait(self, waiter: Waiter, now_s: float) -> None:
-        """Counts the length of a wait that ended with a worker."""
+    def _dispatched(self, waiter: Waiter, reservation: Reservation, now_s: float) -> None:
+        """Removes a request that has its worker from the queue, and counts it."""
         band = self.queue.band(waiter)
         if band not in self.waits and len(self.waits) < BANDS_MAX:
             self.waits[band] = Histogram(WAITS_S)
         if (waits := self.waits.get(band)) is not None:
             waits.add(now_s - waiter.arrived_s)
+        waiter.reservation_id = reservation.id
+        self.fleet_turns.took(waiter)
+        self.queue.dispatched(waiter, *_tokens(reservation), now_s)
+        self._took(waiter.tenant, reservation, waiter.charged_tokens, now_s)
 
     def _end(self, waiter: Waiter, refusal: Refusal, now_s: float) -> None:
         """Refuses a waiting request for another reason than lack of room."""

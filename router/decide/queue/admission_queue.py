@@ -342,13 +342,14 @@ class AdmissionQueue:
             self._leave(waiter, Fate.UNSERVED, now_s)
         return waiting
 
-    def expired(self, now_s: float, most: int) -> list[Waiter]:
-        """Removes requests whose wait is over, at most `most`, and returns them."""
-        over: list[Waiter] = []
-        while len(over) < most and (waiter := self._expiries.due(now_s)) is not None:
-            self._leave(waiter, Fate.EXPIRED, now_s)
-            over.append(waiter)
-        return over
+    def over(self, now_s: float) -> Waiter | None:
+        """A request whose wait is over, the earliest end first; None: there is none. The driver
+        decides it a last time, and calls `dispatched` or `expired`."""
+        return self._expiries.due(now_s)
+
+    def expired(self, waiter: Waiter, now_s: float) -> None:
+        """Removes a request whose wait is over, and that got no worker."""
+        self._leave(waiter, Fate.EXPIRED, now_s)
 
     def reprioritize(self, waiter: Waiter, priority: int, now_s: float) -> bool:
         """Gives a request another priority; returns whether it waited."""

@@ -9,7 +9,9 @@ from kvroute.v1 import router_pb2
 from router.api.desk.answers import Waiting
 from router.api.desk.counters import Metrics
 from router.config.settings.queue_settings import QueueSettings, TenantSettings, TenantsSettings
+from router.decide.waiter import Fate
 from router.fleet.reservations.reservations import Reservation
+from router.request.refusal import Reason, Refusal
 from tests.stage.fleet import Fleet
 from tests.stage.served import asked, desk_of, raised
 
@@ -113,3 +115,21 @@ def test_the_answer_of_a_request_that_ended_is_not_charged_again() -> None:
     assert stage.runs(640, first=0, request_id="r", tenant="t") is running
     assert stage.left_tokens("t") == 1000 - 640
     assert not stage.admission._charged
+
+
+def test_what_goes_at_the_end_of_its_wait_counts_as_what_goes_before_it() -> None:
+    tenants = TenantsSettings(default=TenantSettings(in_flight_max=1, tokens_per_s=1000.0))
+    stage = Stage(tenants=tenants, timeout_s=1.0)
+    worker = stage.fleet.add("w0", total_slots=None, running=2, waiting=2, used_blocks=10)
+    for _ in range(3):  # samples that agree: it runs two at once
+        stage.pass_time(0.1)
+        stage.fleet.say(worker)
+    waiting = [stage.waits(640, tenant="t") for _ in range(5)]
+    stage.pass_time(1.0)
+    refused = [one.outcome for one in waiting if isinstance(one.outcome, Refusal)]
+    assert [refusal.reason for refusal in refused] == [Reason.TENANT_QUOTA] * 4
+    assert len(stage.fleet.core.reservations) == len(stage.admission._charged) == 1
+    assert stage.left_tokens("t") == 1000 - 640
+    counts = stage.admission.queue.counts
+    assert (counts[Fate.DISPATCHED], counts[Fate.EXPIRED]) == (1, 4)
+    assert [sum(waits.counts) for waits in stage.admission.waits.values()] == [1]

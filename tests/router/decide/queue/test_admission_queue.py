@@ -15,6 +15,7 @@ from tests.router.decide.queue.waiting import (
     all_offered,
     check_counts,
     drained,
+    expired,
     names,
     offered,
     queue_of,
@@ -264,9 +265,9 @@ class TestEnds:
     def test_waits_end_in_the_order_of_their_ends_in_slices(self, queue: AdmissionQueue) -> None:
         for name, expires_s in (("a", 3.0), ("b", 1.0), ("c", 2.0), ("d", 4.0)):
             offered(queue, name, expires_s=expires_s)
-        assert names(queue.expired(3.0, 2)) == "b c"
-        assert names(queue.expired(3.0, 2)) == "a"
-        assert names(queue.expired(3.0, 2)) == ""
+        assert names(expired(queue, 3.0, 2)) == "b c"
+        assert names(expired(queue, 3.0, 2)) == "a"
+        assert names(expired(queue, 3.0, 2)) == ""
         assert queue.counts[Fate.EXPIRED] == 3
         check_counts(queue)
 
@@ -279,7 +280,7 @@ class TestEnds:
         waiter = offered(queue, "a", expires_s=1.0)
         assert queue.cancel(waiter, 0.5)
         assert not queue.cancel(waiter, 0.5)
-        assert (len(queue), queue.expired(1.0, 9), queue.find("a")) == (0, [], ())
+        assert (len(queue), expired(queue, 1.0), queue.find("a")) == (0, [], ())
         check_counts(queue)
 
     def test_a_request_that_left_is_not_dispatched(self, queue: AdmissionQueue) -> None:
@@ -292,7 +293,7 @@ class TestEnds:
     def test_the_caller_of_an_expired_request_hears_how_long_it_waited(self) -> None:
         queue = queue_of()
         offered(queue, "a", 5.0, expires_s=7.0)
-        (waiter,) = queue.expired(7.25, 10)
+        (waiter,) = expired(queue, 7.25)
         refusal = queue.timeout(waiter, 7.25)
         assert refusal.reason is Reason.QUEUE_TIMEOUT
         assert "waited 2.250 s" in refusal.message

@@ -82,6 +82,15 @@ def drained(queue: AdmissionQueue, now_s: float = 0.0, pool: str = POOL) -> str:
     return names(gone)
 
 
+def expired(queue: AdmissionQueue, now_s: float, most: int = 99) -> list[Waiter]:
+    """The requests whose wait is over, none of which gets a worker at its end."""
+    gone: list[Waiter] = []
+    while len(gone) < most and (waiter := queue.over(now_s)) is not None:
+        queue.expired(waiter, now_s)
+        gone.append(waiter)
+    return gone
+
+
 def check_counts(queue: AdmissionQueue) -> None:
     """arrived = dispatched + waiting + refused + expired + cancelled + displaced."""
     ends = sum(queue.counts[fate] for fate in Fate if fate is not Fate.ARRIVED)
