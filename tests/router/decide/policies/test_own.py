@@ -1,12 +1,15 @@
-"""A policy of the operator's own: it decides; when it fails, the default one does."""
+"""A policy of the operator's own: it decides; when it fails, `dynamo-adaptive` does."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
+from indexer.hashing import pack_tokens
 from router.config.keys import ConfigError
+from router.config.settings.routing_settings import AffinitySettings
 from router.decide.decision.decision import Decision
+from router.request.prompt import Prompt
 from tests.stage.fleet import Fleet, prompt
 
 HERE = "tests.router.decide.policies.own_policies"
@@ -66,7 +69,7 @@ def test_its_chances_are_drawn_by() -> None:
         ("no_chances", "not_a_number", "chances are below 0, or 0 for all"),
     ],
 )
-def test_when_it_fails_the_default_policy_decides_and_it_is_counted(
+def test_when_it_fails_dynamo_adaptive_decides_and_it_is_counted(
     policy: str, kind: str, told: str
 ) -> None:
     fleet = fleet_of(policy)
@@ -80,13 +83,32 @@ def test_when_it_fails_the_default_policy_decides_and_it_is_counted(
     assert fleet.picked(prompt(64)) == "holder"
 
 
-def test_the_default_policy_decides_by_its_configured_numbers() -> None:
+def test_dynamo_adaptive_decides_by_its_configured_numbers() -> None:
     fleet = Fleet(
         "w0",
         policy=f"{HERE}:raises",
         parameters={"dynamo-adaptive": {"alpha_cache": 0.25, "alpha_balance": 0.25}},
     )
     assert decide(fleet).scores.shared_terms["alpha"] == 0.25
+
+
+def test_dynamo_adaptive_decides_as_it_does_for_requests_that_name_it() -> None:
+    """Of a session: with its soft affinity, and with invested tokens."""
+    failing, invested = f"{HERE}:raises", 0
+    affinity = AffinitySettings(bonus={"dynamo-adaptive": 0.5})
+    fleet = Fleet("a", "b", own_policies=(failing,), affinity=affinity)
+    fleet.add("c", running=3)
+    for number in range(20):
+        of = Prompt.from_tokens(pack_tokens([*range(3200), *range(5000 + number, 5033 + number)]))
+        named = fleet.decide(of, session_id="s", policy="dynamo-adaptive")
+        failed = fleet.decide(of, session_id="s", policy=failing)
+        assert (failed.policy, failed.policy.affinity_bonus) == (named.policy, 0.5)
+        assert failed.scores.costs.tolist() == named.scores.costs.tolist()
+        assert failed.order == named.order
+        invested += failed.invested_tokens is not None
+        fleet.route(of, session_id="s" if number == 0 else f"s{number}")
+        fleet.turn(0.5)
+    assert invested > 0
 
 
 def test_requests_may_name_those_that_are_configured_and_no_others() -> None:
