@@ -54,6 +54,14 @@ def test_its_chances_are_drawn_by() -> None:
     assert {decide(fleet).order[0] for _ in range(40)} == {1, 2}
 
 
+def test_its_predicted_times_are_in_the_answer_and_held_against_measured_ones() -> None:
+    fleet = fleet_of("predicts")
+    pick = fleet.route(prompt(64))
+    row = pick.decision.order[0]
+    assert pick.decision.ttft_s == row + 1
+    assert fleet.core.ttft_check.predicted_s == {pick.reservation.id: row + 1}
+
+
 @pytest.mark.parametrize(
     ("policy", "kind", "told"),
     [
@@ -65,6 +73,8 @@ def test_its_chances_are_drawn_by() -> None:
         ("not_a_number_for_all", "not_a_number", "terms are not all finite"),
         ("too_short", "shape", "costs have shape (2,) for 3 rows"),
         ("a_matrix", "shape", "costs have shape (3, 2) for 3 rows"),
+        ("predicts_nothing_to_wait_for", "not_a_number", "ttft_s are not all above 0"),
+        ("predicts_for_some", "shape", "ttft_s have shape (2,) for 3 rows"),
         ("chances_below_zero", "not_a_number", "chances are below 0"),
         ("no_chances", "not_a_number", "chances are below 0, or 0 for all"),
     ],
