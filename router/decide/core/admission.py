@@ -305,8 +305,10 @@ class Admission:
 
     def _decide_last(self, waiter: Waiter, now_s: float) -> None:
         """Decides a request whose wait is over, or refuses it."""
-        job = _job(waiter)
-        if (rule := self._quota_against(waiter.tenant, now_s)) is not None:
+        job, rule = _job(waiter), None
+        if not self._is_known(job.request_id):
+            rule = self._quota_against(waiter.tenant, now_s)
+        if rule is not None:
             self.queue.expired(waiter, now_s)
             job.refuse(rule)
             return

@@ -133,3 +133,16 @@ def test_what_goes_at_the_end_of_its_wait_counts_as_what_goes_before_it() -> Non
     counts = stage.admission.queue.counts
     assert (counts[Fate.DISPATCHED], counts[Fate.EXPIRED]) == (1, 4)
     assert [sum(waits.counts) for waits in stage.admission.waits.values()] == [1]
+
+
+def test_a_quota_refuses_no_request_that_has_its_answer() -> None:
+    tenants = TenantsSettings(default=TenantSettings(in_flight_max=1))
+    stage = Stage(tenants=tenants, timeout_s=1.0)
+    stage.fleet.add("w0")
+    running = stage.runs(tenant="t")
+    twins = [stage.waits(first=0, request_id="r", tenant="t") for _ in range(2)]
+    stage.fleet.report(running, "finished")
+    stage.pass_time(0.5)
+    assert [waiting.outcome is None for waiting in twins] == [False, True]
+    stage.pass_time(0.5)
+    assert [waiting.take()[2] for waiting in twins] == [False, True]
