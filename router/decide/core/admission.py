@@ -18,8 +18,8 @@ Laws:
 - failed attempts take a bounded share of the time (router/decide/core/attempts.py); once that share
   is spent, requests wait though a worker may have room, until the driver calls again later; then
   the pool whose last failed attempt is longest ago comes first;
-- no waiting request is refused because of a learned bound of workers' capacity: the decision at the
-  end of its wait knows no such bound;
+- no waiting request is refused because of a learned bound of workers' capacity, unless its band has
+  a share of that: the decision at the end of its wait knows no such bound;
 - no request is refused for its expected wait while a worker of its model has room, or is full only
   by a learned bound.
 """
@@ -308,6 +308,8 @@ class Admission:
         job, rule = _job(waiter), None
         if not self._is_known(job.request_id):
             rule = self._quota_against(waiter.tenant, now_s)
+            if rule is None and self._is_beyond_share(waiter, now_s):
+                rule = self.queue.timeout(waiter, now_s)
         if rule is not None:
             self.queue.expired(waiter, now_s)
             job.refuse(rule)

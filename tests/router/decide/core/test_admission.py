@@ -8,7 +8,12 @@ from prometheus_client import CollectorRegistry
 from kvroute.v1 import router_pb2
 from router.api.desk.answers import Waiting
 from router.api.desk.counters import Metrics
-from router.config.settings.queue_settings import QueueSettings, TenantSettings, TenantsSettings
+from router.config.settings.queue_settings import (
+    BandSettings,
+    QueueSettings,
+    TenantSettings,
+    TenantsSettings,
+)
 from router.decide.waiter import Fate
 from router.fleet.reservations.reservations import Reservation
 from router.request.refusal import Reason, Refusal
@@ -146,3 +151,16 @@ def test_a_quota_refuses_no_request_that_has_its_answer() -> None:
     assert [waiting.outcome is None for waiting in twins] == [False, True]
     stage.pass_time(0.5)
     assert [waiting.take()[2] for waiting in twins] == [False, True]
+
+
+def test_the_end_of_a_wait_gives_no_room_that_is_kept_for_higher_bands() -> None:
+    bands = (BandSettings("low", 0, share_percent=50), BandSettings("high", 10))
+    stage = Stage(bands=bands, bands_aging=0.0, timeout_s=1.0)
+    stage.fleet.add("w0", total_slots=2)
+    stage.runs()
+    waiting = stage.waits()
+    stage.pass_time(1.0)
+    with pytest.raises(Refusal) as refused:
+        waiting.take()
+    assert refused.value.reason is Reason.QUEUE_TIMEOUT
+    stage.runs(priority=10)
