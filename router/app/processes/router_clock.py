@@ -95,7 +95,7 @@ class RouterClock:
         self._warned_at_s = now_s
         fleet = self.core.fleet
         if error := self.core.decider.take_policy_error():
-            log.warning("%s; the default policy decided", error)
+            log.warning("%s; dynamo-adaptive decided", error)
         current = (
             (key, warning)
             for key, source in fleet.view.sources.items()

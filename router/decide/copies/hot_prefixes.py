@@ -27,7 +27,7 @@ import sys
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf
 from operator import attrgetter, itemgetter
@@ -211,11 +211,12 @@ class HotPrefixes:
             key = model, int(prefixes[blocks - 1])
             rate = self.rates.hit(key, now_s)
             # A score is never above the hits, which are at hand.
-            if (
-                rate.hits >= self.hot_score
-                and key not in self._hot
-                and rate.score(now_s) >= self.hot_score
-            ):
+            if rate.hits < self.hot_score:
+                continue
+            if (hot := self._hot.get(key)) is not None:
+                if hot.prefix.token_bytes is None:
+                    self._add_tokens(hot, request.prompt)
+            elif rate.score(now_s) >= self.hot_score:
                 self._keep(key, rate, role, request.prompt, prefixes[:blocks], block_size)
 
     def decide(self, now_s: float) -> list[Effect]:
@@ -260,13 +261,8 @@ class HotPrefixes:
         block_size: int,
     ) -> None:
         """Stores a new hot prefix with what a copy of it needs, unless a bound is reached."""
-        tokens = None
-        if self._means.by_relays:
-            tokens = prompt.leading_tokens(len(chain) * block_size)
-        byte_count = chain.nbytes + len(tokens or b"")
-        if len(self._hot) >= HOT_MAX or self.byte_count + byte_count > self.bytes_max:
-            self.reasons["no_room"] += 1
-            self._lacked_room = True
+        tokens = self._tokens(prompt, len(chain) * block_size)
+        if not self._have_room(1, chain.nbytes + len(tokens or b"")):
             return
         prefix = Prefix(
             key,
@@ -283,6 +279,25 @@ class HotPrefixes:
         for blocks in depths(len(chain) - 1, 0, block_size):
             if (shorter := self._hot.get((prefix.model, int(chain[blocks - 1])))) is not None:
                 shorter.longer.append(hot)
+
+    def _add_tokens(self, hot: _Hot, prompt: Prompt) -> None:
+        """Adds the tokens of a hot prefix, which earlier requests did not bring."""
+        tokens = self._tokens(prompt, hot.prefix.token_count)
+        if tokens is not None and self._have_room(0, len(tokens)):
+            hot.prefix = replace(hot.prefix, token_bytes=tokens)
+            self.byte_count += len(tokens)
+
+    def _tokens(self, prompt: Prompt, count: int) -> bytes | None:
+        """The first tokens of a prompt, if copies need them and they are known; else None."""
+        return prompt.leading_tokens(count) if self._means.by_relays else None
+
+    def _have_room(self, prefixes: int, byte_count: int) -> bool:
+        """Whether the bounds leave room for so many more prefixes and bytes; counts a lack."""
+        if len(self._hot) + prefixes <= HOT_MAX and self.byte_count + byte_count <= self.bytes_max:
+            return True
+        self.reasons["no_room"] += 1
+        self._lacked_room = True
+        return False
 
     def _let_cold_go(self, now_s: float) -> None:
         """Drops prefixes that are no longer hot; after a lack of room the colder half, too (a hot

@@ -16,9 +16,10 @@ Laws:
 - a request that could not be decided keeps its place in the order;
 - one call of `dispatch` makes ATTEMPTS_MAX attempts at most; the driver calls again for the rest;
 - failed attempts take a bounded share of the time (router/decide/core/attempts.py); once that share
-  is spent, requests wait though a worker may have room, until the driver calls again later;
-- no waiting request is refused because of a learned bound of workers' capacity: the decision at the
-  end of its wait knows no such bound;
+  is spent, requests wait though a worker may have room, until the driver calls again later; then
+  the pool whose last failed attempt is longest ago comes first;
+- no waiting request is refused because of a learned bound of workers' capacity, unless its band has
+  a share of that: the decision at the end of its wait knows no such bound;
 - no request is refused for its expected wait while a worker of its model has room, or is full only
   by a learned bound.
 """
@@ -146,7 +147,7 @@ class Admission:
             try:
                 reservation = decide(not may_wait)
                 if self._has_rules:
-                    self._took(request, reservation, now_s)
+                    self._took(request.tenant, reservation, request.charged_tokens, now_s)
                 return None
             except NobodyFits as refusal:
                 if not may_wait or refusal.reason is not Reason.ALL_WORKERS_FULL:
@@ -204,12 +205,13 @@ class Admission:
         """Decides requests whose turn it is, and ends waits that are over or can't end in time.
         Returns whether the driver should call again at once.
         """
-        over = self.queue.expired(now_s, ENDS_MAX)
-        for waiter in over:
+        ends = 0
+        while ends < ENDS_MAX and (waiter := self.queue.over(now_s)) is not None:
             self._decide_last(waiter, now_s)
+            ends += 1
         more = self._attempts(now_s)
         self._refuse_early(now_s)
-        return more or len(over) == ENDS_MAX
+        return more or ends == ENDS_MAX
 
     def close(self, refusal: Refusal, now_s: float) -> None:
         """Refuses all requests that wait, with this refusal."""
@@ -290,6 +292,7 @@ class Admission:
         except NobodyFits as refusal:
             if refusal.reason is Reason.ALL_WORKERS_FULL:
                 self.queue.passed(waiter, self._core.fleet.room)
+                self.queue.put_last(waiter.pool)
                 budget = self.in_vain if waiter.sheddable is None else self.sheddable_in_vain
                 budget.add(len(refusal.decision.pool) if refusal.decision else 0)
                 return refusal.decision is not None and refusal.decision.sheds
@@ -297,35 +300,40 @@ class Admission:
         except Refusal as refusal:
             self._end(waiter, refusal, now_s)
         else:
-            self._note_wait(waiter, now_s)
-            cached_tokens = max(0, waiter.prompt_tokens - reservation.new_tokens)
-            waiter.reservation_id = reservation.id
-            self.fleet_turns.took(waiter)
-            self.queue.dispatched(waiter, reservation.new_tokens, cached_tokens, now_s)
-            self._count(waiter.tenant, reservation, waiter.charged_tokens)
+            self._dispatched(waiter, reservation, now_s)
         return False
 
     def _decide_last(self, waiter: Waiter, now_s: float) -> None:
-        job = _job(waiter)
-        if (rule := self._quota_against(waiter.tenant, now_s)) is not None:
+        """Decides a request whose wait is over, or refuses it."""
+        job, rule = _job(waiter), None
+        if not self._is_known(job.request_id):
+            rule = self._quota_against(waiter.tenant, now_s)
+            if rule is None and self._is_beyond_share(waiter, now_s):
+                rule = self.queue.timeout(waiter, now_s)
+        if rule is not None:
+            self.queue.expired(waiter, now_s)
             job.refuse(rule)
             return
         try:
-            job.decide(now_s - waiter.arrived_s, may_exceed=True)
-            self._note_wait(waiter, now_s)
-        except NobodyFits as refusal:
+            reservation = job.decide(now_s - waiter.arrived_s, may_exceed=True)
+        except Refusal as refusal:
+            self.queue.expired(waiter, now_s)
             full = refusal.reason is Reason.ALL_WORKERS_FULL
             job.refuse(self.queue.timeout(waiter, now_s) if full else refusal)
-        except Refusal as refusal:
-            job.refuse(refusal)
+        else:
+            self._dispatched(waiter, reservation, now_s)
 
-    def _note_wait(self, waiter: Waiter, now_s: float) -> None:
-        """Counts the length of a wait that ended with a worker."""
+    def _dispatched(self, waiter: Waiter, reservation: Reservation, now_s: float) -> None:
+        """Removes a request that has its worker from the queue, and counts it."""
         band = self.queue.band(waiter)
         if band not in self.waits and len(self.waits) < BANDS_MAX:
             self.waits[band] = Histogram(WAITS_S)
         if (waits := self.waits.get(band)) is not None:
             waits.add(now_s - waiter.arrived_s)
+        waiter.reservation_id = reservation.id
+        self.fleet_turns.took(waiter)
+        self.queue.dispatched(waiter, *_tokens(reservation), now_s)
+        self._took(waiter.tenant, reservation, waiter.charged_tokens, now_s)
 
     def _end(self, waiter: Waiter, refusal: Refusal, now_s: float) -> None:
         """Refuses a waiting request for another reason than lack of room."""
@@ -381,26 +389,20 @@ class Admission:
         cost = self.queue.tenants.cost(prompt_tokens - cached_tokens, cached_tokens)
         self.queue.tenants.corrected(tenant, cost - charged, now_s)
 
-    def _took(self, request: Request, reservation: Reservation, now_s: float) -> None:
-        """Charges the tenant of a request that got its worker without waiting."""
-        if self.queue.tenants.have_quotas and reservation.id not in self._charged:
-            cached_tokens = max(0, reservation.prompt_tokens - reservation.new_tokens)
-            cost = self.queue.tenants.cost(reservation.new_tokens, cached_tokens)
-            charged = request.charged_tokens
-            self.queue.tenants.took(request.tenant, max(cost, float(charged)), now_s)
-            self._count(request.tenant, reservation, charged)
-
-    def _count(self, tenant: str, reservation: Reservation, charged_tokens: int) -> None:
-        """Notes a reservation whose end counts for its tenant. charged_tokens: see Request."""
-        if not self.queue.tenants.have_quotas:
+    def _took(
+        self, tenant: str, reservation: Reservation, charged_tokens: int, now_s: float
+    ) -> None:
+        """Charges the tenant of a request that has its worker, and notes the reservation, whose end
+        counts, too. An earlier request's answer costs nothing. charged_tokens: see Request."""
+        tenants = self.queue.tenants
+        if not tenants.have_quotas or reservation.shared:
             return
-        if reservation.ended is not None or reservation.id in self._charged:
-            self.queue.tenants.ended(tenant)  # not in flight, or counted already
-            return
-        charged = 0.0
-        if charged_tokens:
-            charged = max(float(charged_tokens), self.queue.tenants.cost(reservation.new_tokens, 0))
-        self._charged[reservation.id] = tenant, charged
+        charged = max(tenants.cost(*_tokens(reservation)), float(charged_tokens))
+        tenants.took(tenant, charged, now_s)
+        if reservation.ended is None:
+            self._charged[reservation.id] = tenant, charged if charged_tokens else 0.0
+        else:  # its caller left meanwhile
+            tenants.ended(tenant)
 
     def _on_end(self, reservation: Reservation) -> None:
         """Takes a reservation that ends off its tenant's requests in flight."""
@@ -479,6 +481,15 @@ def _sheddable(request: Request) -> Objective | None:
     """The objectives of a sheddable request; None: the request is not sheddable."""
     objective = request.objective
     return objective if objective is not None and objective.sheddable else None
+
+
+def _tokens(reservation: Reservation) -> tuple[int, int]:
+    """Tokens of a prompt that its worker, of a pair the prefill worker, computes, and that it has
+    cached; none for an earlier request's answer."""
+    if reservation.shared:
+        return 0, 0
+    new_tokens = reservation.where_computed().new_tokens
+    return new_tokens, max(0, reservation.prompt_tokens - new_tokens)
 
 
 def _job(waiter: Waiter) -> Job:

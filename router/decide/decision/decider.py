@@ -340,35 +340,36 @@ class Decider:
         *,
         is_alone: bool = False,
     ) -> Decision:
-        """Scores the workers of a pool by a policy, and orders them. See Judge."""
+        """Scores the workers of a pool by a policy, and orders them; if the policy fails, by
+        `dynamo-adaptive`. See Judge."""
         request, pool, not_live, table, overlaps, now_s, settings, _, last = matched
-        prompt, session_id = request.prompt, request.session_id
+        prompt, session_id, barred = request.prompt, request.session_id, eligible
         if last:
-            eligible = answering_first(eligible, last)
+            barred = answering_first(barred, last)
         if prompt.lora_name:
-            eligible = loaded_first(eligible, prompt.lora_name, pool, table[_FULL_COLUMN])
+            barred = loaded_first(barred, prompt.lora_name, pool, table[_FULL_COLUMN])
         if shares := settings.routing.label_shares:
             drawn_by = session_id or request.request_id
-            eligible = of_share(eligible, shares, drawn_by, pool, table[_FULL_COLUMN])
+            barred = of_share(barred, shares, drawn_by, pool, table[_FULL_COLUMN])
         # Of a pair, the session goes on where it is decoded.
         if session_id and (request.role is not Role.PAIR or kv_distance is not None):
             affinity = self._routing.affinity
             if affinity.hard:
                 row = self._further.session_row(pool, session_id)
-                eligible = held(eligible, row, table[_FULL_COLUMN])
+                barred = held(barred, row, table[_FULL_COLUMN])
             policy = with_bonus(policy, affinity.bonus.get(policy.name, 0.0))
         sheds = False
         if request.objective is not None and pool.sources:
-            eligible, table, sheds = self._within(matched, eligible, kv_distance, is_alone)
+            barred, table, sheds = self._within(matched, barred, kv_distance, is_alone)
         size = pool.only_block_size
         prefixes = prompt.prefixes(size) if size else None
-        ranking = Ranking(table, overlaps, prompt.token_count, prefixes, eligible.mask)
+        ranking = Ranking(table, overlaps, prompt.token_count, prefixes, barred.mask)
         decision = Decision(
             request,
             policy,
             pool,
             overlaps,
-            eligible,
+            barred,
             not_live,
             now_s,
             self._further,
@@ -383,7 +384,13 @@ class Decider:
                 pool, table, overlaps[1], ranking.best_overlap(), prefixes, now_s
             )
             ranking.invest(decision.invested_tokens)
-        self._score(decision, settings)
+        try:
+            self._score(decision)
+        except PolicyFailed as failed:
+            self.policy_failures[policy.name, failed.failure] += 1
+            self._policy_error = f"policy {policy.name!r}: {failed}"
+            default = settings.policies[DYNAMO_ADAPTIVE.name]
+            return self._judge(matched, default, eligible, kv_distance, is_alone=is_alone)
         in_turn = bool(session_id)
         wanted = 1 + max(1, self._routing.alternatives)  # receipts name the runner-up
         order = ranking.in_order(wanted, in_turn, self._rng)
@@ -469,20 +476,13 @@ class Decider:
                 _cut(overlaps[:, row], (start + place) * size)
         return overlaps
 
-    def _score(self, decision: Decision, settings: PolicySettings) -> None:
-        """Computes the costs of at least one row, by the policy's kernel or function; if the
-        function fails, by `dynamo-adaptive`."""
+    def _score(self, decision: Decision) -> None:
+        """Computes the costs of at least one row, by the policy's kernel or function; raises
+        PolicyFailed, and changes nothing, if the function fails."""
         policy, pool, ranking = decision.policy, decision.pool, decision.ranking
         kernel = _kernel_of(policy)
         if kernel is None or not (pool.only_block_size or not kernel.reads_users):
-            try:
-                scores = policy.score(decision.rows)
-            except PolicyFailed as failed:
-                self.policy_failures[policy.name, failed.failure] += 1
-                self._policy_error = f"policy {policy.name!r}: {failed}"
-                decision.policy = settings.policies[DYNAMO_ADAPTIVE.name]
-                self._score(decision, settings)
-                return
+            scores = policy.score(decision.rows)
             if scores.chances is not None:
                 # The draw is in the receipt, so that a pick can be redone.
                 shared = {**scores.shared_terms, "draw": self._rng.random()}

@@ -8,6 +8,7 @@ in PolicyFailed; the decider then uses `dynamo-adaptive`, and counts the failure
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -64,24 +65,23 @@ def checked(function: Function, rows: Candidates) -> Scores:
     try:
         made = function(rows)
         scores = made if isinstance(made, Scores) else Scores(np.asarray(made, np.float64))
+        if scores.ttft_s is not None:
+            scores = replace(scores, ttft_s=np.ascontiguousarray(scores.ttft_s, np.float64))
         _check(scores, rows)
     except PolicyFailed:
         raise
     except Exception as error:
         sentence = f"{type(error).__name__}: {error}"
         raise PolicyFailed(Failure.RAISED, sentence) from error
-    return Scores(
-        scores.costs,
-        {**scores.row_terms, "cost": scores.costs},
-        scores.shared_terms,
-        scores.chances,
-    )
+    return replace(scores, row_terms={**scores.row_terms, "cost": scores.costs})
 
 
 def _check(scores: Scores, rows: Candidates) -> None:
     columns = {"costs": scores.costs, **scores.row_terms}
     if scores.chances is not None:
         columns["chances"] = scores.chances
+    if scores.ttft_s is not None:
+        columns["ttft_s"] = scores.ttft_s
     for name, column in columns.items():
         if column.shape != (len(rows),):
             raise PolicyFailed(
@@ -92,6 +92,8 @@ def _check(scores: Scores, rows: Candidates) -> None:
             raise PolicyFailed(Failure.NOT_A_NUMBER, f"{name} are not all finite numbers")
     if not np.isfinite(list(scores.shared_terms.values())).all():
         raise PolicyFailed(Failure.NOT_A_NUMBER, "shared terms are not all finite numbers")
+    if scores.ttft_s is not None and (scores.ttft_s <= 0).any():
+        raise PolicyFailed(Failure.NOT_A_NUMBER, "ttft_s are not all above 0")
     if scores.chances is not None:
         can = rows.can_take
         if (scores.chances < 0).any() or (can.any() and not scores.chances[can].any()):

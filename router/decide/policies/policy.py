@@ -30,7 +30,7 @@ class Scores:
     """A chance a row, at least 0, and above 0 for some row that can be picked: the pick is drawn
     by the chances, not by the costs. None: the lowest cost is picked."""
     ttft_s: Column | None = None
-    """Predicted seconds to the first token, a row; None: the policy predicts none."""
+    """Predicted seconds to the first token, above 0, a row; None: the policy predicts none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,6 +10,7 @@ Laws: those of router/decide/queue/__init__.py.
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from math import inf
+from operator import attrgetter
 from random import Random
 
 from typing_extensions import override
@@ -79,8 +80,8 @@ class AdmissionQueue:
         """The settings in force."""
         self.look_past = look_past
         self.tenants = Tenants(settings.tenants)
-        """Tenants' quotas. The driver calls `took` for a request that got a worker without waiting,
-        and `ended` for each request in flight that ends."""
+        """Tenants' quotas. The driver calls `took` for each request that got a worker, and `ended`
+        for each request in flight that ends."""
         self.siblings = Siblings(fleet)
         self.rules = self._rules_of(settings)
         self._bounds = Bounds(settings)
@@ -116,13 +117,14 @@ class AdmissionQueue:
     def configure(self, settings: QueueSettings, now_s: float) -> None:
         """Puts other settings in force; requests beyond new bounds stay. Raises ConfigError."""
         rules = self._rules_of(settings)
-        waiting = [waiter for _, waiter in self.waiters()]
+        waiting = sorted((waiter for _, waiter in self.waiters()), key=attrgetter("seq"))
         self.settings, self.rules = settings, rules
-        self._bounds = Bounds(settings, waiting)
         self.tenants.configure(settings.tenants)
         self._looks = Standing()
         for waiter in waiting:
             self._look_later(waiter, now_s)
+            self._set_points(waiter)
+        self._bounds = Bounds(settings, waiting)
         for pool, queue in self._pools.items():
             self._pools[pool] = queue.under(rules, now_s)
 
@@ -132,7 +134,7 @@ class AdmissionQueue:
         return queue.count if queue is not None else 0
 
     def pools(self) -> list[Hashable]:
-        """The pools that requests wait for."""
+        """The pools that requests wait for, those first whose `put_last` is longest ago."""
         return [pool for pool, queue in self._pools.items() if queue.count]
 
     def find(self, request_id: str) -> Sequence[Waiter]:
@@ -164,7 +166,8 @@ class AdmissionQueue:
         """Share of a pool, 0 to 1, that may be in use for requests of a waiter's band to get
         workers. The waiter need not be in the queue.
         """
-        waiter.points = waiter.priority + self.tenants.of(waiter.tenant).priority
+        if not waiter.waits:
+            self._set_points(waiter)
         bands = self.rules.bands
         return bands.settings[bands.level(waiter, now_s)].share_percent / 100
 
@@ -247,8 +250,8 @@ class AdmissionQueue:
     def dispatched(
         self, waiter: Waiter, uncached_tokens: int, cached_tokens: int, now_s: float
     ) -> None:
-        """Removes a request that got its worker, and charges its tenant and band. uncached_tokens,
-        cached_tokens: of its prompt. Raises ValueError if it does not wait.
+        """Removes a request that got its worker, and charges the shares of its tenant and band.
+        uncached_tokens, cached_tokens: of its prompt. Raises ValueError if it does not wait.
         """
         if not waiter.waits:
             raise ValueError(f"{waiter} does not wait")
@@ -260,9 +263,11 @@ class AdmissionQueue:
         if waiter.run is not None:
             self.siblings.went(waiter, now_s)
         queue.rate.went(now_s)
-        if self.tenants.have_quotas:
-            self.tenants.took(waiter.tenant, max(cost, float(waiter.charged_tokens)), now_s)
         self._leave(waiter, Fate.DISPATCHED, now_s)
+
+    def put_last(self, pool: Hashable) -> None:
+        """Puts a pool behind the others, which have their turns before it."""
+        self._pools[pool] = self._pools.pop(pool)
 
     def cancel(self, waiter: Waiter, now_s: float) -> bool:
         """Removes the request of a caller that has left; returns whether it waited."""
@@ -337,13 +342,14 @@ class AdmissionQueue:
             self._leave(waiter, Fate.UNSERVED, now_s)
         return waiting
 
-    def expired(self, now_s: float, most: int) -> list[Waiter]:
-        """Removes requests whose wait is over, at most `most`, and returns them."""
-        over: list[Waiter] = []
-        while len(over) < most and (waiter := self._expiries.due(now_s)) is not None:
-            self._leave(waiter, Fate.EXPIRED, now_s)
-            over.append(waiter)
-        return over
+    def over(self, now_s: float) -> Waiter | None:
+        """A request whose wait is over, the earliest end first; None: there is none. The driver
+        decides it a last time, and calls `dispatched` or `expired`."""
+        return self._expiries.due(now_s)
+
+    def expired(self, waiter: Waiter, now_s: float) -> None:
+        """Removes a request whose wait is over, and that got no worker."""
+        self._leave(waiter, Fate.EXPIRED, now_s)
 
     def reprioritize(self, waiter: Waiter, priority: int, now_s: float) -> bool:
         """Gives a request another priority; returns whether it waited."""
@@ -353,7 +359,7 @@ class AdmissionQueue:
         queue.remove(waiter)
         self._bounds.remove(waiter)
         waiter.priority = priority
-        waiter.points = priority + self.tenants.of(waiter.tenant).priority
+        self._set_points(waiter)
         self._bounds.add(waiter)
         queue.add(waiter, now_s)
         return True
@@ -397,8 +403,12 @@ class AdmissionQueue:
         )
 
     def _number(self, waiter: Waiter) -> None:
-        """Sets a new request's number, behind all earlier ones, and adds its tenant's priority."""
+        """Sets a new request's number, behind all earlier ones, and its points."""
         waiter.seq = self._seq + 1
+        self._set_points(waiter)
+
+    def _set_points(self, waiter: Waiter) -> None:
+        """Sets a request's points. `Bounds` finds it by them, and so must not count it now."""
         waiter.points = waiter.priority + self.tenants.of(waiter.tenant).priority
 
     def _displaced_by(self, waiter: Waiter, now_s: float) -> Waiter | None:

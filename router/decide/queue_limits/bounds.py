@@ -5,6 +5,7 @@ Law: no count is kept for a tenant without a waiting request.
 
 from collections.abc import Iterable
 from enum import StrEnum
+from operator import attrgetter
 
 from router.config.settings.queue_settings import QueueSettings
 from router.decide.waiter import Waiter
@@ -128,7 +129,10 @@ class _Tally:
             if self._lowest is not None and waiter.points < self._lowest:
                 self._lowest = waiter.points
         else:
+            is_last = next(reversed(alike)).seq < waiter.seq
             alike[waiter] = None
+            if not is_last:  # it waited before, with another priority
+                self._by_points[waiter.points] = dict.fromkeys(sorted(alike, key=attrgetter("seq")))
 
     def remove(self, waiter: Waiter) -> None:
         self.count -= 1

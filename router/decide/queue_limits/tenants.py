@@ -58,10 +58,10 @@ class Tenants:
         return max(1.0, uncached_tokens + self._settings.cached_price * cached_tokens)
 
     def took(self, tenant: str, cost: float, now_s: float) -> None:
-        """Charges a tenant for a request that has its worker, whether or not it waited."""
+        """Charges a tenant for a request that has its worker, whether or not it waited, while any
+        tenant has a quota."""
         of_tenant = self.of(tenant)
-        if of_tenant.in_flight_max:
-            self._in_flight[tenant] += 1
+        self._in_flight[tenant] += 1  # whatever its quota, which a reload may set
         if of_tenant.tokens_per_s:
             left = self._left(tenant, of_tenant, now_s) - cost
             self._buckets.pop(tenant, None)

@@ -103,7 +103,7 @@ def forgotten(what: str, counts: Mapping[str, int]) -> CounterMetricFamily:
 FAILURES = (
     "kvroute_failures",
     "Failures that end no request: of an answer that could not be sent (answer), the check of a key"
-    " (key), an operator's own policy (policy, by kind; the default one decided), the shadow policy"
+    " (key), an operator's own policy (policy, by kind; dynamo-adaptive decided), the shadow policy"
     " or decision log (watch), a round of the console, a killed child process of prompts"
     " (prompt_child, by kind), the router's relay or NATS server (relay, nats; started again).",
 )

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from events.plane.facts import WARM_TOKENS_MAX, Unreadable, Warm, decode, encode
-from indexer.hashing import MultimodalItem, pack_tokens
+from indexer.hashing import MultimodalItem, block_hashes, pack_tokens
 from indexer.identity import WorkerKey
 from indexer.kernel import NativeIndex
 from router.config.settings.routing_settings import HotPrefixSettings
 from router.decide.copies.copies import UNDER_WAY_MAX, Cancel, Copy, CopyFate
 from router.decide.copies.hot_prefixes import (
     BUSY_REQUESTS,
+    CONSIDER_S,
     CONSIDERED_MAX,
     HOT_MAX,
     HOT_SCORE,
@@ -284,6 +285,28 @@ def test_hashes_and_images_can_be_carried_but_not_computed_again() -> None:
     for of in (hashes, image):
         assert reasons_or_copy(by_link, of) == ["copy"]
         assert reasons_or_copy(recomputed(RATE), of) == ["tokens_unknown"]
+
+
+def hashes_of_the_text() -> Prompt:
+    hashes = block_hashes(pack_tokens(range(TEXT_TOKENS)), 16)
+    return Prompt.from_hashes(hashes, 16, TEXT_TOKENS)
+
+
+def test_a_prefix_of_hashes_is_copied_once_a_request_brings_its_tokens(fleet: HotFleet) -> None:
+    fleet.ask_for(hashes_of_the_text())
+    assert set(fleet.reasons()) == {"tokens_unknown"}
+    fleet.ask(1)
+    fleet.now_s += CONSIDER_S
+    assert fleet.copy().prefix.token_bytes == pack_tokens(range(TEXT_TOKENS))
+    assert fleet.hot.byte_count == sum(hot.prefix.byte_count for hot in fleet.hot._hot.values())
+
+
+def test_tokens_that_come_later_are_bounded_as_well(fleet: HotFleet) -> None:
+    fleet.ask_for(hashes_of_the_text())
+    fleet.hot.bytes_max = fleet.hot.byte_count
+    fleet.ask(1)
+    assert fleet.hot.byte_count <= fleet.hot.bytes_max
+    assert fleet.hot.reasons["no_room"] > 0
 
 
 def test_a_worker_takes_one_copy_at_a_time_and_the_same_one_once_a_minute(fleet: HotFleet) -> None:

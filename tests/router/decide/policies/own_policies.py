@@ -40,6 +40,18 @@ def drawn(rows: Candidates) -> Scores:
     return Scores(np.zeros(len(rows)), chances=np.arange(len(rows), dtype=np.float64))
 
 
+def predicts(rows: Candidates) -> Scores:
+    return Scores(rows.running + 1.0, ttft_s=np.arange(1, len(rows) + 1))
+
+
+def predicts_nothing_to_wait_for(rows: Candidates) -> Scores:
+    return Scores(rows.running, ttft_s=np.arange(len(rows), dtype=np.float64))
+
+
+def predicts_for_some(rows: Candidates) -> Scores:
+    return Scores(rows.running, ttft_s=np.ones(len(rows) - 1))
+
+
 def raises(rows: Candidates) -> Any:
     return rows.no_such_column  # type: ignore[attr-defined]
 

@@ -1,12 +1,15 @@
-"""A policy of the operator's own: it decides; when it fails, the default one does."""
+"""A policy of the operator's own: it decides; when it fails, `dynamo-adaptive` does."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
+from indexer.hashing import pack_tokens
 from router.config.keys import ConfigError
+from router.config.settings.routing_settings import AffinitySettings
 from router.decide.decision.decision import Decision
+from router.request.prompt import Prompt
 from tests.stage.fleet import Fleet, prompt
 
 HERE = "tests.router.decide.policies.own_policies"
@@ -51,6 +54,14 @@ def test_its_chances_are_drawn_by() -> None:
     assert {decide(fleet).order[0] for _ in range(40)} == {1, 2}
 
 
+def test_its_predicted_times_are_in_the_answer_and_held_against_measured_ones() -> None:
+    fleet = fleet_of("predicts")
+    pick = fleet.route(prompt(64))
+    row = pick.decision.order[0]
+    assert pick.decision.ttft_s == row + 1
+    assert fleet.core.ttft_check.predicted_s == {pick.reservation.id: row + 1}
+
+
 @pytest.mark.parametrize(
     ("policy", "kind", "told"),
     [
@@ -62,11 +73,13 @@ def test_its_chances_are_drawn_by() -> None:
         ("not_a_number_for_all", "not_a_number", "terms are not all finite"),
         ("too_short", "shape", "costs have shape (2,) for 3 rows"),
         ("a_matrix", "shape", "costs have shape (3, 2) for 3 rows"),
+        ("predicts_nothing_to_wait_for", "not_a_number", "ttft_s are not all above 0"),
+        ("predicts_for_some", "shape", "ttft_s have shape (2,) for 3 rows"),
         ("chances_below_zero", "not_a_number", "chances are below 0"),
         ("no_chances", "not_a_number", "chances are below 0, or 0 for all"),
     ],
 )
-def test_when_it_fails_the_default_policy_decides_and_it_is_counted(
+def test_when_it_fails_dynamo_adaptive_decides_and_it_is_counted(
     policy: str, kind: str, told: str
 ) -> None:
     fleet = fleet_of(policy)
@@ -80,13 +93,32 @@ def test_when_it_fails_the_default_policy_decides_and_it_is_counted(
     assert fleet.picked(prompt(64)) == "holder"
 
 
-def test_the_default_policy_decides_by_its_configured_numbers() -> None:
+def test_dynamo_adaptive_decides_by_its_configured_numbers() -> None:
     fleet = Fleet(
         "w0",
         policy=f"{HERE}:raises",
         parameters={"dynamo-adaptive": {"alpha_cache": 0.25, "alpha_balance": 0.25}},
     )
     assert decide(fleet).scores.shared_terms["alpha"] == 0.25
+
+
+def test_dynamo_adaptive_decides_as_it_does_for_requests_that_name_it() -> None:
+    """Of a session: with its soft affinity, and with invested tokens."""
+    failing, invested = f"{HERE}:raises", 0
+    affinity = AffinitySettings(bonus={"dynamo-adaptive": 0.5})
+    fleet = Fleet("a", "b", own_policies=(failing,), affinity=affinity)
+    fleet.add("c", running=3)
+    for number in range(20):
+        of = Prompt.from_tokens(pack_tokens([*range(3200), *range(5000 + number, 5033 + number)]))
+        named = fleet.decide(of, session_id="s", policy="dynamo-adaptive")
+        failed = fleet.decide(of, session_id="s", policy=failing)
+        assert (failed.policy, failed.policy.affinity_bonus) == (named.policy, 0.5)
+        assert failed.scores.costs.tolist() == named.scores.costs.tolist()
+        assert failed.order == named.order
+        invested += failed.invested_tokens is not None
+        fleet.route(of, session_id="s" if number == 0 else f"s{number}")
+        fleet.turn(0.5)
+    assert invested > 0
 
 
 def test_requests_may_name_those_that_are_configured_and_no_others() -> None:

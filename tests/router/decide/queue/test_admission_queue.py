@@ -3,6 +3,7 @@
 import pytest
 
 from router.config.keys import ConfigError
+from router.config.settings.queue_settings import BandSettings, TenantSettings, TenantsSettings
 from router.decide.queue.admission_queue import IDLE_POOLS_MAX, AdmissionQueue, QueueFull
 from router.decide.queue_limits.bounds import Bound
 from router.decide.queue_turns.round import LOOKS_MAX
@@ -14,6 +15,7 @@ from tests.router.decide.queue.waiting import (
     all_offered,
     check_counts,
     drained,
+    expired,
     names,
     offered,
     queue_of,
@@ -222,6 +224,21 @@ class TestDisplacement:
         offered(queue, "b", 1.0)
         assert displaced_by(queue, Waiter("c", 2.0, priority=20)) == "b"
 
+    def test_after_a_reload_the_last_that_arrived_is_displaced_whatever_the_order(self) -> None:
+        queue = queue_of(max_waiting=2, order="shortest-first")
+        offered(queue, "long", new_tokens=1000)
+        offered(queue, "short", new_tokens=10)
+        queue.configure(queue.settings, 0.0)
+        assert displaced_by(queue, Waiter("c", 0.0, priority=20)) == "short"
+
+    def test_another_priority_makes_no_request_later_than_those_that_came_after_it(self) -> None:
+        queue = queue_of(max_waiting=3)
+        first, *_ = all_offered(queue, "abc")
+        queue.reprioritize(first, 1, 0.0)
+        queue.reprioritize(first, 0, 0.0)
+        assert displaced_by(queue, Waiter("d", 0.0, priority=20)) == "c"
+        assert displaced_by(queue, Waiter("e", 0.0, priority=20)) == "b"
+
     def test_none_is_displaced_that_would_not_make_room(self) -> None:
         queue = queue_of(max_mib=1)
         offered(queue, "a", size_bytes=MIB // 2)
@@ -248,9 +265,9 @@ class TestEnds:
     def test_waits_end_in_the_order_of_their_ends_in_slices(self, queue: AdmissionQueue) -> None:
         for name, expires_s in (("a", 3.0), ("b", 1.0), ("c", 2.0), ("d", 4.0)):
             offered(queue, name, expires_s=expires_s)
-        assert names(queue.expired(3.0, 2)) == "b c"
-        assert names(queue.expired(3.0, 2)) == "a"
-        assert names(queue.expired(3.0, 2)) == ""
+        assert names(expired(queue, 3.0, 2)) == "b c"
+        assert names(expired(queue, 3.0, 2)) == "a"
+        assert names(expired(queue, 3.0, 2)) == ""
         assert queue.counts[Fate.EXPIRED] == 3
         check_counts(queue)
 
@@ -263,7 +280,7 @@ class TestEnds:
         waiter = offered(queue, "a", expires_s=1.0)
         assert queue.cancel(waiter, 0.5)
         assert not queue.cancel(waiter, 0.5)
-        assert (len(queue), queue.expired(1.0, 9), queue.find("a")) == (0, [], ())
+        assert (len(queue), expired(queue, 1.0), queue.find("a")) == (0, [], ())
         check_counts(queue)
 
     def test_a_request_that_left_is_not_dispatched(self, queue: AdmissionQueue) -> None:
@@ -276,7 +293,7 @@ class TestEnds:
     def test_the_caller_of_an_expired_request_hears_how_long_it_waited(self) -> None:
         queue = queue_of()
         offered(queue, "a", 5.0, expires_s=7.0)
-        (waiter,) = queue.expired(7.25, 10)
+        (waiter,) = expired(queue, 7.25)
         refusal = queue.timeout(waiter, 7.25)
         assert refusal.reason is Reason.QUEUE_TIMEOUT
         assert "waited 2.250 s" in refusal.message
@@ -300,6 +317,17 @@ class TestEnds:
         queue.configure(queue_of(max_waiting=4, tenant_share=0.25).settings, 0.0)
         with pytest.raises(QueueFull):
             offered(queue, "c", tenant="blue")
+
+    def test_another_priority_of_a_tenant_counts_for_those_that_wait(self) -> None:
+        bands = (BandSettings("low", 0, share_percent=50), BandSettings("high", 10))
+        queue = queue_of(bands=bands, bands_strict=True)
+        offered(queue, "a")
+        waiter = offered(queue, "b", tenant="gold")
+        gold = TenantsSettings(named={"gold": TenantSettings(priority=10)})
+        queue.configure(queue_of(bands=bands, bands_strict=True, tenants=gold).settings, 0.0)
+        assert queue.share_of(waiter, 0.0) == 1.0
+        assert drained(queue) == "b a"
+        assert queue.size_bytes == len(queue) == 0
 
 
 class TestRetry:

@@ -12,7 +12,7 @@ from router.decide.queue.admission_queue import AdmissionQueue, QueueFull
 from router.decide.queue_order.orders import ORDERS
 from router.decide.waiter import Waiter
 from router.request.narrowing import Narrowing
-from tests.router.decide.queue.waiting import Workers, check_counts
+from tests.router.decide.queue.waiting import Workers, check_counts, expired
 
 MIB = 1 << 20
 POOLS = ("one", "two")
@@ -75,6 +75,11 @@ class Laws(RuleBasedStateMachine):
         if displaced is not None:
             assert priority - displaced.priority > 10
             self.waiting.remove(displaced)
+            assert not any(
+                (one.tenant, one.priority) == (tenant, displaced.priority)
+                and one.seq > displaced.seq
+                for one in self.waiting
+            ), "of equals the last that came"
         self.waiting.append(waiter)
 
     @rule(pool=st.sampled_from(POOLS), room=st.lists(st.booleans(), max_size=8), new=st.booleans())
@@ -108,9 +113,9 @@ class Laws(RuleBasedStateMachine):
     def expire(self, seconds: float, most: int) -> None:
         self.now_s += seconds
         over = sorted(one.expires_s for one in self.waiting if one.expires_s <= self.now_s)
-        expired = self.queue.expired(self.now_s, most)
-        assert [one.expires_s for one in expired] == over[:most]
-        self.waiting = [one for one in self.waiting if one not in expired]
+        gone = expired(self.queue, self.now_s, most)
+        assert [one.expires_s for one in gone] == over[:most]
+        self.waiting = [one for one in self.waiting if one not in gone]
 
     @rule(data=st.data(), priority=st.integers(-15, 15))
     def change(self, data: st.DataObject, priority: int) -> None:

@@ -42,7 +42,7 @@ from router.config.settings.queue_settings import QueueSettings
 from router.decide.queue.admission_queue import AdmissionQueue, QueueFull
 from router.decide.waiter import Waiter
 from tests.router.decide.queue.test_trie import chain_of
-from tests.router.decide.queue.waiting import POOL, Workers, check_counts, names, offered
+from tests.router.decide.queue.waiting import POOL, Workers, check_counts, expired, names, offered
 from tests.stage import script
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
@@ -76,7 +76,7 @@ class Player:
             case "go", [count]:
                 return self._go(int(count))
             case "over", []:
-                return names(self._queue.expired(self._now_s, 1000)) or "-"
+                return names(expired(self._queue, self._now_s)) or "-"
             case "priority", [name, priority]:
                 self._queue.reprioritize(self._waiter(name), int(priority), self._now_s)
             case "cancel", [name]:

@@ -117,6 +117,16 @@ class TestQuotas:
         queue.tenants.ended("blue")
         assert drained(queue) == "b"
 
+    def test_requests_from_before_a_reload_count_against_a_new_quota(self) -> None:
+        tenants = Tenants(TenantsSettings(named={"red": TenantSettings(in_flight_max=9)}))
+        for _ in range(4):
+            tenants.took("blue", 1.0, 0.0)
+        tenants.configure(TenantsSettings(named={"blue": TenantSettings(in_flight_max=2)}))
+        for _ in range(3):
+            assert tenants.held_by("blue", 0.0) == "in_flight_max"
+            tenants.ended("blue")
+        assert tenants.held_by("blue", 0.0) is None
+
     def test_a_held_tenant_does_not_hold_others_that_share(self) -> None:
         queue = queue_of(tenants=fair(blue=TenantSettings(in_flight_max=1)))
         all_offered(queue, ("a", "b"), tenant="blue")

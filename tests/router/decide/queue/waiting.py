@@ -75,9 +75,20 @@ def drained(queue: AdmissionQueue, now_s: float = 0.0, pool: str = POOL) -> str:
     """The order in which all go, with room for each."""
     gone = []
     for waiter in queue.candidates(pool, 0, now_s):
-        queue.dispatched(waiter, waiter.new_tokens, waiter.prompt_tokens - waiter.new_tokens, now_s)
+        tokens = waiter.new_tokens, waiter.prompt_tokens - waiter.new_tokens
+        queue.dispatched(waiter, *tokens, now_s)
+        queue.tenants.took(waiter.tenant, queue.tenants.cost(*tokens), now_s)
         gone.append(waiter)
     return names(gone)
+
+
+def expired(queue: AdmissionQueue, now_s: float, most: int = 99) -> list[Waiter]:
+    """The requests whose wait is over, none of which gets a worker at its end."""
+    gone: list[Waiter] = []
+    while len(gone) < most and (waiter := queue.over(now_s)) is not None:
+        queue.expired(waiter, now_s)
+        gone.append(waiter)
+    return gone
 
 
 def check_counts(queue: AdmissionQueue) -> None:
