@@ -103,7 +103,10 @@ def test_a_models_guard_is_its_own() -> None:
         ({"policy": ""}, "unknown policy '' at `$.models[1].routing.policy`"),
         ({"policy": "no.such:one"}, "`$.models[1].routing.policy`"),
         ({"parameters": {"best": {}}}, "'best' at `$.models[1].routing.parameters`"),
-        ({"parameters": {"ttft": {"kep": 1}}}, "`$.models[1].routing.parameters.ttft`; known parameters: keep"),
+        (
+            {"parameters": {"ttft": {"kep": 1}}},
+            "`$.models[1].routing.parameters.ttft`; known parameters: keep",
+        ),
     ],
 )
 def test_a_mistake_names_its_key(routing: dict[str, Any], told: str) -> None:
