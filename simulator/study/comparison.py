@@ -112,7 +112,8 @@ def compare(
 
 
 def _run_of(of_seeds: list[RunResult], warm_up: WarmUp, slo: Slo) -> Run:
-    """A policy's run from its results for all seeds. Raises ValueError when nothing counts."""
+    """A policy's run from its results for all seeds. Raises ValueError where a seed has no request
+    after the warm-up."""
     if not all(warm_up.counted(result).any() for result in of_seeds):
         raise ValueError(NOTHING_COUNTS)
     return Run(of_seeds[0], [aggregate(result, warm_up=warm_up, slo=slo) for result in of_seeds])

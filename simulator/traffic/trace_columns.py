@@ -39,7 +39,7 @@ _Ids = list[Annotated[int, Meta(ge=0)]]
 
 
 class Column(NamedTuple):
-    """The meaning of a column's name."""
+    """The field of a request that a column of a trace file gives, and the unit of its values."""
 
     field: str
     """Field of a TraceRequest, or of its text or chat."""

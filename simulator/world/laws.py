@@ -187,10 +187,11 @@ class Laws(Witness):
                 ours = index.told(source.slot), index.digest(source.slot)
                 theirs = relay.held.count(), relay.held.digest()
                 if ours != theirs:
-                    raise LawBroken("index", f"{relay.key}: index {ours}, relay {theirs}")
+                    counts = f"the index has {ours}, its relay {theirs} (count and digest)"
+                    raise LawBroken("index", f"blocks of {relay.key} differ: {counts}")
                 held, blocks = relay.held.count(), len(self._copies[relay.key])
                 if relay.complete and relay.tells_events and held != blocks:
-                    raise LawBroken("index", f"{relay.key}: relay {held}, events {blocks}")
+                    raise LawBroken("index", f"{relay.key} has {blocks} blocks, its relay {held}")
                 self.checks["index"] += 1
 
     def _check_queue(self, router: VirtualRouter) -> None:

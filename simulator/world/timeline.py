@@ -37,8 +37,8 @@ class Timeline:
         heapq.heappush(self._calls, (max(when_s, self.now_s), self._order, work))
 
     def every(self, period_s: float, first_s: float, work: Work, lead_s: float = 0.0) -> None:
-        """Calls `work` at first_s and every period_s after that; lead_s: after a skipped quiet, the
-        calls begin so many seconds earlier."""
+        """Calls `work` at first_s and every period_s after that. lead_s: where a long time without
+        other calls is skipped, these calls go on so many seconds before its end."""
         self._order += 1
         heapq.heappush(self._clocks, (first_s, self._order, period_s, lead_s, work))
 

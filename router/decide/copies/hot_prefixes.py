@@ -113,8 +113,9 @@ def recomputed(prefill_rate: float) -> Means:
 
 
 def carried(prefill_s: Callable[[int], float], transfer_s: Callable[[int, int], float]) -> Means:
-    """Copies that workers fetch from another worker's cache. prefill_s, transfer_s: seconds to
-    compute so many tokens, and to transfer them over a distance.
+    """Returns the means of copies that a worker fetches from another worker's cache. prefill_s:
+    seconds to compute so many tokens. transfer_s: seconds to transfer so many tokens over a
+    distance of router/fleet/topology.py (0: the same host, to 3).
     """
     return Means(
         prefill_s,

@@ -192,8 +192,9 @@ class PoolQueue:
         self._weights = sum(bands[i].weight for i, level in enumerate(self.levels) if level.count)
 
     def _rank(self, version: int, now_s: float) -> None:
-        """Makes keys again where the number of requests wants another order, and where requests
-        came or the room changed under an order whose scores change."""
+        """Computes the waiting requests' sort keys again: once there are so many that another order
+        counts; and, under an order whose scores change, once requests have come or workers' free
+        room has changed (version)."""
         ranking = self._rules.rankings.of(self.count)
         is_current = ranking is self._ranking and not (
             ranking.is_dynamic and (self._is_stale or version != self._ranked_at)

@@ -317,7 +317,8 @@ def _pool(
     block_sizes: tuple[int, ...],
     places: tuple[tuple[str, str, str], ...],
 ) -> Pool:
-    """A pool of workers of which only names, block sizes and places are known."""
+    """A pool of workers of which only names, block sizes and places (host, rack, cluster) are
+    known."""
     sources = []
     for row, (worker, size) in enumerate(zip(workers, block_sizes, strict=True)):
         labels = dict(zip(PLACES, places[row], strict=True)) if places else {}

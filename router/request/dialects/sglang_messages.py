@@ -64,7 +64,7 @@ def _tools(fields: Fields) -> Fields:
 def _tool(tool: Any) -> Fields:
     schema = tool.get("input_schema") if isinstance(tool, dict) else None
     if not isinstance(schema, dict):
-        raise unsupported("a tool without an input_schema may be one of Anthropic's own")
+        raise unsupported("a tool without an input_schema: one of Anthropic's own")
     return {
         "type": "function",
         "defer_loading": tool.get("defer_loading"),
