@@ -34,7 +34,8 @@ other replicas take to see that it is gone."""
 IDENTIFYING_MAX = 32
 """Engines whose kind is requested at the same time."""
 ASK_S = 0.5
-"""Pause after the first failure to learn an engine's kind; doubles with each further one."""
+"""Pause after the first failure to learn an engine's kind, or to start its relay; doubles with each
+further one."""
 ASK_MAX_S = 10.0
 WHY_CHARS = 300
 """Characters that are kept of an unexpected error."""
@@ -102,7 +103,8 @@ class _Worker:
     """Time since which no relay beats for the worker, though its pod was ready; inf: one does."""
     settings: EngineSettings | None = None
     asking: bool = False
-    ask_at_s: float = 0.0
+    try_at_s: float = 0.0
+    """When the engine may be identified, or the relay started."""
     failures: int = 0
     trouble: str = ""
     """Why the worker has no relay, as a sentence."""
@@ -222,18 +224,24 @@ class FollowedPods:
             worker.alone_since_s = min(worker.alone_since_s, now_s)
             if now_s - worker.alone_since_s < TAKEOVER_S * self._turn(worker_id, others):
                 continue
+            if now_s < worker.try_at_s:
+                continue
             if worker.settings is not None:
-                self.counts["started"] += 1
                 effects.append(Start(worker.settings))
-            elif not worker.asking and now_s >= worker.ask_at_s and room > 0:
+            elif not worker.asking and room > 0:
                 worker.asking, room = True, room - 1
                 effects.append(Identify(worker.endpoint, worker.pod))
         return effects
 
-    def not_started(self, worker_id: str, why: str) -> None:
-        """Records that a relay could not be started; the next step tries again."""
-        if (worker := self._workers.get(worker_id)) is not None:
-            worker.trouble = why
+    def on_started(self, worker_id: str, why: str, now_s: float) -> None:
+        """Applies the result of a Start. why: why the relay can't run, as a sentence; empty: it
+        runs."""
+        worker = self._workers[worker_id]
+        if why:
+            self._wait(worker, why, now_s)
+            return
+        self.counts["started"] += 1
+        worker.failures = 0
 
     def _turn(self, worker_id: str, others: Collection[str]) -> int:
         """Number of routers that come before this one for a worker (rendezvous hashing)."""
@@ -258,7 +266,7 @@ class FollowedPods:
         for worker_id in self._of_pod[pod.name]:
             worker = self._workers[worker_id]
             if worker.pod.annotations != pod.annotations and worker.settings is None:
-                worker.ask_at_s, worker.unusable = 0.0, False  # what was wrong may be right now
+                worker.try_at_s, worker.unusable = 0.0, False  # what was wrong may be right now
             worker.pod = pod
             worker.was_ready = worker.was_ready or pod.ready
         return effects
@@ -273,7 +281,7 @@ class FollowedPods:
 
     def _wait(self, worker: _Worker, why: str, now_s: float) -> None:
         worker.trouble = why
-        worker.ask_at_s = now_s + min(ASK_MAX_S, ASK_S * 2.0 ** min(worker.failures, 16))
+        worker.try_at_s = now_s + min(ASK_MAX_S, ASK_S * 2.0 ** min(worker.failures, 16))
         worker.failures += 1
 
 

@@ -54,6 +54,7 @@ from router.cluster.discovery.watched import (
     WatchedPods,
 )
 from router.config.settings.discovery_settings import KubernetesSettings
+from router.request.refusal import Refusal
 
 STEP_S = 0.25
 POOL_S = 10.0
@@ -81,7 +82,8 @@ class Hands(Workers, Protocol):
         """Credentials for an engine at this address."""
 
     def start(self, settings: EngineSettings) -> str:
-        """Runs a relay; returns why it can't, or an empty text."""
+        """Runs a relay; returns why it can't, or an empty text. Raises Refusal where there is no
+        room for it."""
 
     def leave(self, worker_id: str, reason: str) -> None:
         """Stops a relay."""
@@ -168,7 +170,7 @@ class KubernetesDiscovery:
         )
         self.counts: Counter[str] = Counter()
         """Failed reads of the InferencePool (`pool`) and of nodes (`nodes`), and relays that could
-        not be started (`no_room`)."""
+        not be started for want of room (`no_room`)."""
         self.in_step = False
         """Whether a watch of the pods is open, so that their known state is the present one."""
         self._selector = settings.selector
@@ -291,12 +293,13 @@ class KubernetesDiscovery:
     def _start(self, settings: EngineSettings) -> None:
         try:
             why = self._hands.start(settings)
+        except Refusal as error:
+            self.counts["no_room"] += 1
+            why = str(error)
         except Exception as error:  # of that pod alone
             why = repr(error)[:REASON_CHARS]
-        if why:
-            self.counts["no_room"] += 1
-            self.followed.not_started(settings.id, why)
-        else:
+        self.followed.on_started(settings.id, why, self._clock())
+        if not why:
             log.info("pod of worker %s: followed at %s", settings.id, settings.address)
 
     async def _identify(self, wanted: Identify) -> None:

@@ -40,6 +40,8 @@ class Router:
     relays: set[str] = field(default_factory=set)
     operators: set[str] = field(default_factory=set)
     """Workers that an operator removed."""
+    no_room: str = ""
+    """Why no relay starts; empty: they do."""
 
     def __post_init__(self) -> None:
         self.followed = FollowedPods(PLAN, self.name)
@@ -72,7 +74,9 @@ class Router:
                         kind, why = ("vllm", "") if answer else (None, "refused")
                         self.followed.on_identified(endpoint, one, kind, {}, why, now_s)  # type: ignore[arg-type]
                     case Start(settings):
-                        self.relays.add(settings.id)
+                        if not self.no_room:
+                            self.relays.add(settings.id)
+                        self.followed.on_started(settings.id, self.no_room, now_s)
                     case Leave(worker_id, _):
                         self.relays.discard(worker_id)
         return done
@@ -287,11 +291,14 @@ def test_an_answer_for_a_pod_that_is_gone_is_ignored() -> None:
     assert start.settings.engine == "vllm"
 
 
-def test_a_relay_without_room_is_tried_again_and_told() -> None:
-    router = Router()
+def test_a_relay_without_room_is_tried_again_ever_more_seldom_and_told() -> None:
+    router = Router(no_room="256 relays run in this router")
     router.changed(Put(pod()))
-    router.step(0.0)
-    router.relays.clear()
-    router.followed.not_started("vllm-0", "256 relays run in this router")
+    tries = [step / 4 for step in range(400) if starts(router.step(step / 4))]
+    pauses = [after - before for before, after in pairwise(tries)]
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, *[ASK_MAX_S] * 8]
     assert router.followed.troubles() == {"vllm-0": "256 relays run in this router"}
-    assert starts(router.step(0.5)) == ["vllm-0"]
+    assert router.followed.counts["started"] == 0
+    router.no_room = ""
+    assert starts(router.step(200.0)) == ["vllm-0"]
+    assert router.followed.counts["started"] == 1

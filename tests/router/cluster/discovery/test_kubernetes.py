@@ -16,6 +16,7 @@ from events.plane.settings import EngineSettings
 from router.cluster.discovery import kubernetes
 from router.cluster.discovery.kubernetes import KubernetesDiscovery, NoApi
 from router.config.settings.discovery_settings import KubernetesSettings
+from router.request.refusal import Reason, Refusal
 from tests.stage.kubernetes import KubernetesServer, kubernetes_server, pod
 from tests.stage.waiting import until
 
@@ -28,6 +29,7 @@ class Notes:
         self.forgotten: list[str] = []
         self.held: frozenset[str] = frozenset()
         self.full = False
+        self.away = False
 
     def look(self) -> None: ...
 
@@ -47,8 +49,10 @@ class Notes:
         return EngineAccess(address)
 
     def start(self, settings: EngineSettings) -> str:
+        if self.away:
+            return "NATS is away"
         if self.full:
-            return "256 relays run in this router"
+            raise Refusal(Reason.INVALID_FIELD, "256 relays run in this router")
         self.relays[settings.id] = settings
         return ""
 
@@ -381,6 +385,16 @@ async def test_a_relay_without_room_is_counted_and_told(stage: Stage) -> None:
     async with discovering(stage) as discovery:
         await until(lambda: discovery.counts["no_room"] >= 1, "no room")
         assert "256 relays" in discovery.followed.troubles()["a"]
+
+
+async def test_a_router_without_nats_is_told_and_is_not_one_without_room(stage: Stage) -> None:
+    stage.notes.away = True
+    stage.pod("a")
+    async with discovering(stage) as discovery:
+        await until(lambda: discovery.followed.troubles() == {"a": "NATS is away"}, "a trouble")
+        stage.notes.away = False
+        await stage.followed("a")
+        assert (discovery.counts["no_room"], discovery.followed.counts["started"]) == (0, 1)
 
 
 async def test_no_task_is_left(stage: Stage) -> None:
