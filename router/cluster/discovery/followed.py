@@ -107,7 +107,7 @@ class _Worker:
     """When the engine may be identified, or the relay started."""
     failures: int = 0
     trouble: str = ""
-    """Why the worker has no relay, as a sentence."""
+    """Why the worker has no relay, as a sentence; empty: it has one, or needs none here."""
     unusable: bool = False
     """Whether the pod's annotations cause the trouble, so that readiness does not wait for it."""
 
@@ -219,7 +219,7 @@ class FollowedPods:
                     effects.append(Leave(worker_id, "other_relay"))
                 continue
             if elsewhere or worker.pod.leaving or workers.removed(worker_id):
-                worker.alone_since_s = inf
+                worker.alone_since_s, worker.trouble = inf, ""
                 continue
             worker.alone_since_s = min(worker.alone_since_s, now_s)
             if now_s - worker.alone_since_s < TAKEOVER_S * self._turn(worker_id, others):
@@ -241,7 +241,7 @@ class FollowedPods:
             self._wait(worker, why, now_s)
             return
         self.counts["started"] += 1
-        worker.failures = 0
+        worker.failures, worker.trouble = 0, ""
 
     def _turn(self, worker_id: str, others: Collection[str]) -> int:
         """Number of routers that come before this one for a worker (rendezvous hashing)."""

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -302,3 +303,14 @@ def test_a_relay_without_room_is_tried_again_ever_more_seldom_and_told() -> None
     router.no_room = ""
     assert starts(router.step(200.0)) == ["vllm-0"]
     assert router.followed.counts["started"] == 1
+    assert router.followed.troubles() == {}
+
+
+@pytest.mark.parametrize("by", ["another relay", "an operator"])
+def test_a_worker_that_needs_no_relay_here_has_no_trouble(by: str) -> None:
+    router = Router(no_room="256 relays run in this router")
+    router.changed(Put(pod()))
+    router.step(0.0)
+    (router.beats if by == "another relay" else router.operators).add("vllm-0")
+    assert router.step(0.25) == []
+    assert router.followed.troubles() == {}
