@@ -1,8 +1,8 @@
 """Decides which pods get a relay here, which get no requests, and which are forgotten. Pure.
 
 Laws:
-- a pod gets a relay once it was ready, and keeps it until the pod is gone: an engine that is not
-  ready for a while loses none of its blocks in the index;
+- a pod gets a relay once it was ready, and keeps it until the pod is gone or its ports change: an
+  engine that is not ready for a while loses none of its blocks in the index;
 - a pod that is not ready, or on its way out, gets no requests, whichever relay speaks for it;
 - a worker that is gone is forgotten at once, and its messages are ignored for TOMBSTONE_S;
 - a worker for which another relay beats gets no relay here: relays beside engines come first;
@@ -151,9 +151,11 @@ class FollowedPods:
         troubles = {name: each.trouble for name, each in self._workers.items() if each.trouble}
         return self._unusable | troubles
 
-    def replan(self, plan: Plan) -> None:
-        """Replaces the ports of pods; each pod's workers get them at the pod's next change."""
+    def replan(self, plan: Plan) -> list[Effect]:
+        """Replaces the ports of pods; returns effects."""
         self.plan = plan
+        pods = {each.pod.name: each.pod for each in self._workers.values()}
+        return self.on_changes(map(Put, pods.values()))
 
     def on_changes(self, changes: Iterable[Change]) -> list[Effect]:
         """Applies new, changed and removed pods; returns effects."""

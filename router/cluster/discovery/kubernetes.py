@@ -48,7 +48,6 @@ from router.cluster.discovery.watched import (
     PAGE_ITEMS,
     REASON_CHARS,
     WATCH_S,
-    Change,
     List,
     Pause,
     WatchedPods,
@@ -229,7 +228,7 @@ class KubernetesDiscovery:
         except ApiFailed as error:
             self.watched.on_failure(error.status, str(error), error.wait_s)
             return
-        self._came(self.watched.on_page(body, self._clock()))
+        self._came(self.followed.on_changes(self.watched.on_page(body, self._clock())))
 
     async def _watch(self, path: str, version: str) -> None:
         query = {
@@ -243,7 +242,7 @@ class KubernetesDiscovery:
         try:
             async with aclosing(lines):
                 async for line in lines:
-                    self._came(self.watched.on_line(line))
+                    self._came(self.followed.on_changes(self.watched.on_line(line)))
                     if not self.watched.watching:
                         break
         except ApiFailed as error:
@@ -260,8 +259,8 @@ class KubernetesDiscovery:
         self.watched.on_open()
         self._say("pods", "")
 
-    def _came(self, changes: Sequence[Change]) -> None:
-        self._perform(self.followed.on_changes(changes))
+    def _came(self, effects: list[Effect]) -> None:
+        self._perform(effects)
         self._hands.hold(self.followed.held())
         self._changed.set()
 
@@ -381,7 +380,7 @@ class KubernetesDiscovery:
         if (selector, ports) == (self._selector, tuple(self.followed.plan.ports)):
             return
         log.info("InferencePool %s: pods with %s, ports %s", self.settings.pool, selector, ports)
-        self.followed.replan(self.followed.plan._replace(ports=ports))
+        self._came(self.followed.replan(self.followed.plan._replace(ports=ports)))
         self._selector = selector
         self.watched.begin_again()
         if self._following is not None:  # its watch has the selector of before

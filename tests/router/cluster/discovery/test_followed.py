@@ -178,6 +178,20 @@ def test_a_new_pod_of_the_same_name_is_another_worker() -> None:
     assert start.settings.address == "http://10.9.9.9:8000"
 
 
+def test_other_ports_make_other_workers_of_pods_that_stay_as_they_are() -> None:
+    router = Router()
+    of_its_own = pod("own", annotations={"kvroute.io/port": "9000"})
+    router.changed(Put(pod()), Put(pod("waits", ready=False)), Put(of_its_own))
+    router.step(0.0)
+    plan = PLAN._replace(ports=(8080,))
+    assert router.followed.replan(plan) == [Forget("vllm-0"), Forget("waits")]
+    router.relays.discard("vllm-0")
+    (start,) = [one for one in router.step(1.0) if isinstance(one, Start)]
+    assert start.settings.address == f"http://{pod().ip}:8080"
+    assert router.followed.replan(plan) == []
+    assert router.followed.held() == {"waits"}
+
+
 def test_a_worker_with_a_relay_beside_it_gets_none_here() -> None:
     router = Router(beats={"vllm-0"})
     router.changed(Put(pod()))

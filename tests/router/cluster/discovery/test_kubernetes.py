@@ -18,7 +18,7 @@ from router.cluster.discovery.kubernetes import KubernetesDiscovery, NoApi
 from router.config.settings.discovery_settings import KubernetesSettings
 from router.request.refusal import Reason, Refusal
 from tests.stage.kubernetes import KubernetesServer, kubernetes_server, pod
-from tests.stage.waiting import until
+from tests.stage.waiting import free_port, until
 
 
 class Notes:
@@ -368,12 +368,14 @@ async def test_a_pool_brings_selector_and_ports_and_may_change(
     stage.api.put(pod("b", labels={"app": "sglang"}))
     async with discovering(stage, selector="", pool="qwen") as discovery:
         await until(lambda: "status 404" in discovery.trouble(), "a pool that is not there")
+        stage.api.pool = inference_pool("vllm", free_port())
+        await until(lambda: discovery.followed.troubles(), "a port without an engine")
         stage.api.pool = inference_pool("vllm", stage.port)
         await stage.followed("a")
         assert stage.notes.relays["a"].address == f"http://127.0.0.1:{stage.port}"
         stage.api.pool = inference_pool("sglang", stage.port)
         await stage.followed("b")
-        assert stage.notes.forgotten == ["a"]
+        assert stage.notes.forgotten == ["a", "a"]
         stage.api.forbidden = {"get inferencepools"}
         await until(lambda: "get inferencepools (403)" in discovery.trouble(), "a missing right")
         assert sorted(stage.notes.relays) == ["b"]
