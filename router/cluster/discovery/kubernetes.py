@@ -348,6 +348,7 @@ class KubernetesDiscovery:
                 self.counts["nodes"] += 1
                 self._say("nodes", str(error)[:REASON_CHARS] or "get nodes: no answer in time")
                 return {}
+            self._say("nodes", "")
             if len(self._nodes) >= NODES_MAX:
                 self._nodes.clear()
             wanted = (("zone", ZONE_LABEL), ("rack", self.settings.rack_label))

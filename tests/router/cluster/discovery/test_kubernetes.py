@@ -350,8 +350,17 @@ async def test_nodes_that_may_not_be_read_keep_no_pod_from_its_relay(
     async with discovering(stage, rack_label="example.com/rack") as discovery:
         await stage.followed("a")
         assert discovery.counts["nodes"] == 1
-    assert stage.notes.relays["a"].labels == {"host": "node-a"}
-    assert any("may not get nodes (403)" in line for line in caplog.messages)
+        assert stage.notes.relays["a"].labels == {"host": "node-a"}
+        stage.api.forbidden = set()
+        stage.api.nodes["node-a"] = {"example.com/rack": "r7"}
+        stage.pod("b")
+        await stage.followed("a", "b")
+        assert stage.notes.relays["b"].labels == {"host": "node-a", "rack": "r7"}
+        stage.api.forbidden = {"get nodes"}
+        stage.pod("c", node="node-b")
+        await stage.followed("a", "b", "c")
+    told = [line for line in caplog.messages if "may not get nodes (403)" in line]
+    assert len(told) == 2, "once before and once after it was in order"
 
 
 def inference_pool(app: str, *ports: int) -> dict[str, object]:
