@@ -14,7 +14,7 @@ Laws:
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import inf
@@ -126,8 +126,8 @@ class FollowedPods:
     """Workers of all pods, by worker id."""
     _of_pod: dict[str, list[str]] = field(default_factory=dict)
     """Pod name -> worker ids."""
-    _unusable: dict[str, str] = field(default_factory=dict)
-    """Pod name -> why it has no workers, as a sentence."""
+    _unusable: dict[str, tuple[Pod, str]] = field(default_factory=dict)
+    """Pod name -> the pod, and why it has no workers, as a sentence."""
 
     @override
     def __repr__(self) -> str:
@@ -149,12 +149,13 @@ class FollowedPods:
     def troubles(self) -> Mapping[str, str]:
         """Worker id, or name of a pod without workers -> why it has no relay, as a sentence."""
         troubles = {name: each.trouble for name, each in self._workers.items() if each.trouble}
-        return self._unusable | troubles
+        return {name: why for name, (_, why) in self._unusable.items()} | troubles
 
     def replan(self, plan: Plan) -> list[Effect]:
         """Replaces the ports of pods; returns effects."""
         self.plan = plan
         pods = {each.pod.name: each.pod for each in self._workers.values()}
+        pods |= {name: pod for name, (pod, _) in self._unusable.items()}
         return self.on_changes(map(Put, pods.values()))
 
     def on_changes(self, changes: Iterable[Change]) -> list[Effect]:
@@ -169,7 +170,7 @@ class FollowedPods:
                     except Exception as error:  # of that pod alone
                         self.counts["unusable"] += 1
                         effects += self._drop(pod.name)
-                        self._unusable[pod.name] = _why(error)
+                        self._unusable[pod.name] = pod, _why(error)
                 case Gone(pod):
                     effects += self._drop(pod.name)
                     self._unusable.pop(pod.name, None)
@@ -255,6 +256,7 @@ class FollowedPods:
             return self._drop(pod.name)
         effects: list[Effect] = []
         wanted = endpoints(pod, self.plan)
+        self._check_names(pod, wanted)
         before = [self._workers[worker_id] for worker_id in self._of_pod.get(pod.name, ())]
         if before and (
             before[0].pod.uid != pod.uid or [each.endpoint for each in before] != wanted
@@ -262,8 +264,7 @@ class FollowedPods:
             effects += self._drop(pod.name)
             before = []
         if not before:
-            for endpoint in wanted:
-                self._workers[endpoint.worker_id] = _Worker(pod, endpoint)
+            self._workers |= {each.worker_id: _Worker(pod, each) for each in wanted}
             self._of_pod[pod.name] = [endpoint.worker_id for endpoint in wanted]
         for worker_id in self._of_pod[pod.name]:
             worker = self._workers[worker_id]
@@ -272,6 +273,15 @@ class FollowedPods:
             worker.pod = pod
             worker.was_ready = worker.was_ready or pod.ready
         return effects
+
+    def _check_names(self, pod: Pod, wanted: Sequence[Endpoint]) -> None:
+        """Raises UnusableEngine where two workers would have one name."""
+        seen: set[str] = set()
+        for worker_id, _, _ in wanted:
+            other = self._workers.get(worker_id)
+            if worker_id in seen or (other is not None and other.pod.name != pod.name):
+                raise UnusableEngine("", f"two workers would have the name {worker_id!r}")
+            seen.add(worker_id)
 
     def _drop(self, pod: str) -> list[Effect]:
         effects: list[Effect] = []

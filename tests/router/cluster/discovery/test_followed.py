@@ -288,6 +288,31 @@ def test_annotations_that_can_not_be_used_are_told_until_they_are_mended() -> No
     assert start.settings.slots == 8
 
 
+def test_a_pod_whose_worker_would_have_the_name_of_another_is_told_and_costs_that_one_nothing() -> (
+    None
+):
+    router = Router()
+    router.followed.replan(PLAN._replace(ports=(8000, 8001)))
+    single = pod("vllm-0-8000", annotations={"kvroute.io/port": "8000"})
+    router.changed(Put(pod()), Put(single))
+    assert "vllm-0-8000" in router.followed.troubles()["vllm-0-8000"]
+    assert router.changed(Gone(single)) == []
+    assert starts(router.step(0.0)) == ["vllm-0-8000", "vllm-0-8001"]
+    assert router.changed(Gone(pod())) == [Forget("vllm-0-8000"), Forget("vllm-0-8001")]
+
+
+def test_a_port_that_is_listed_twice_is_told() -> None:
+    router = Router()
+    router.followed.replan(PLAN._replace(ports=(8000, 8000)))
+    router.changed(Put(pod()))
+    assert "vllm-0-8000" in router.followed.troubles()["vllm-0"]
+    router.followed.replan(PLAN)
+    assert router.followed.troubles() == {}
+    assert starts(router.step(0.0)) == ["vllm-0"]
+    assert router.followed.replan(PLAN._replace(ports=(8000, 8000))) == [Forget("vllm-0")]
+    assert router.changed(Gone(pod())) == []
+
+
 def test_only_so_many_engines_are_asked_at_once() -> None:
     router = Router()
     router.changed(*(Put(pod(f"vllm-{i}")) for i in range(IDENTIFYING_MAX + 10)))
