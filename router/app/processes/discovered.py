@@ -14,7 +14,6 @@ from router.cluster.children.own_relays import OwnRelays
 from router.cluster.discovery.followed import TOMBSTONE_S
 from router.cluster.replicas.fleet_commands import FleetCommands
 from router.decide.core.core import RouterCore
-from router.request.refusal import Refusal
 
 
 @dataclass(kw_only=True, eq=False)
@@ -77,10 +76,7 @@ class DiscoveredWorkers:
         broker = self.broker()
         if broker is None or not broker.connected:
             return "NATS is away"
-        try:
-            self.relays.check_room(settings.id)
-        except Refusal as error:
-            return error.message
+        self.relays.check_room(settings.id)
         self.core.fleet.view.pardon(settings.id)  # a pod of a StatefulSet that came back
         self.relays.start(self.completed(settings), registered=False)
         self._mine.add(settings.id)

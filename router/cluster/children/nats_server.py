@@ -22,6 +22,9 @@ STEADY_S = 0.5
 PAUSE_S = 0.1
 """Seconds, doubled with each failure in a row: the pause before the server is started again."""
 PAUSE_MAX_S = 2.0
+LOG_BYTES = 1 << 20
+"""Bytes of the server's log, of which there are two files: the server logs each client that it
+refuses."""
 _USER = "kvroute"
 
 log = logging.getLogger("kvroute.nats")
@@ -52,8 +55,9 @@ class NatsChild:
     async def start(self, port: int | None = None) -> None:
         """Starts the server on `port`; None: on a free port. Raises NatsChildError."""
         folder = Path(self._folder.name)
-        config, logfile = _prepared(folder, self._password), folder / "log"
-        with logfile.open("wb") as output:
+        logfile = folder / "log"
+        config = _prepared(folder, logfile, self._password)
+        with logfile.open("ab") as output:  # for what the server writes before it reads `log_file`
             command = [server_binary(), "--addr", "127.0.0.1", "--port", str(port or -1)]
             command += ["--config", str(config), "--ports_file_dir", str(folder)]
             self._process = process = await start(command, output)
@@ -136,14 +140,16 @@ def _url_in(folder: Path) -> str | None:
     return None
 
 
-def _prepared(folder: Path, password: str) -> Path:
-    """Removes the ports file of an earlier run, and writes the configuration file; returns it."""
-    for stale in folder.glob("*.ports"):  # else its port would be read as that of the next run
+def _prepared(folder: Path, logfile: Path, password: str) -> Path:
+    """Removes the logs and the ports file of an earlier run, which would be read as those of the
+    next one, and writes the configuration file; returns it."""
+    for stale in (*folder.glob("*.ports"), *folder.glob("log*")):
         stale.unlink()
     config = folder / "nats.conf"
     config.touch(mode=0o600)
     user = {"authorization": {"user": _USER, "password": password}} if password else {}
-    config.write_bytes(msgspec.json.encode(user))  # which nats-server takes, too
+    logs = {"log_file": str(logfile), "logfile_size_limit": LOG_BYTES, "logfile_max_num": 2}
+    config.write_bytes(msgspec.json.encode(user | logs))  # which nats-server takes, too
     return config
 
 

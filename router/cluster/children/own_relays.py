@@ -232,7 +232,8 @@ class OwnRelays:
         self.ended[reason] += 1
         self.accesses.forget(worker_id)
         log.info("the relay for worker %s is stopped: %s", worker_id, reason.replace("_", " "))
-        task = asyncio.create_task(kept.supervisor.close(), name=f"end of relay {worker_id}")
+        closing = _closed_after(self._closing.get(worker_id), kept.supervisor)
+        task = asyncio.create_task(closing, name=f"end of relay {worker_id}")
         self._closing[worker_id] = task
         task.add_done_callback(lambda done: self._closed(worker_id, done))
 
@@ -277,3 +278,10 @@ class OwnRelays:
 
     def _failed(self, _name: str, _error: Exception) -> None:
         self.failures += 1
+
+
+async def _closed_after(earlier: asyncio.Task[None] | None, supervisor: Supervisor) -> None:
+    """Ends a relay that may not have begun, since an earlier one of its worker is still ending."""
+    await supervisor.close()
+    if earlier is not None:
+        await asyncio.wait([earlier])

@@ -1,8 +1,8 @@
 """Decides which pods get a relay here, which get no requests, and which are forgotten. Pure.
 
 Laws:
-- a pod gets a relay once it was ready, and keeps it until the pod is gone: an engine that is not
-  ready for a while loses none of its blocks in the index;
+- a pod gets a relay once it was ready, and keeps it until the pod is gone or its ports change: an
+  engine that is not ready for a while loses none of its blocks in the index;
 - a pod that is not ready, or on its way out, gets no requests, whichever relay speaks for it;
 - a worker that is gone is forgotten at once, and its messages are ignored for TOMBSTONE_S;
 - a worker for which another relay beats gets no relay here: relays beside engines come first;
@@ -14,7 +14,7 @@ Laws:
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import inf
@@ -34,7 +34,8 @@ other replicas take to see that it is gone."""
 IDENTIFYING_MAX = 32
 """Engines whose kind is requested at the same time."""
 ASK_S = 0.5
-"""Pause after the first failure to learn an engine's kind; doubles with each further one."""
+"""Pause after the first failure to learn an engine's kind, or to start its relay; doubles with each
+further one."""
 ASK_MAX_S = 10.0
 WHY_CHARS = 300
 """Characters that are kept of an unexpected error."""
@@ -102,10 +103,11 @@ class _Worker:
     """Time since which no relay beats for the worker, though its pod was ready; inf: one does."""
     settings: EngineSettings | None = None
     asking: bool = False
-    ask_at_s: float = 0.0
+    try_at_s: float = 0.0
+    """When the engine may be identified, or the relay started."""
     failures: int = 0
     trouble: str = ""
-    """Why the worker has no relay, as a sentence."""
+    """Why the worker has no relay, as a sentence; empty: it has one, or needs none here."""
     unusable: bool = False
     """Whether the pod's annotations cause the trouble, so that readiness does not wait for it."""
 
@@ -124,8 +126,8 @@ class FollowedPods:
     """Workers of all pods, by worker id."""
     _of_pod: dict[str, list[str]] = field(default_factory=dict)
     """Pod name -> worker ids."""
-    _unusable: dict[str, str] = field(default_factory=dict)
-    """Pod name -> why it has no workers, as a sentence."""
+    _unusable: dict[str, tuple[Pod, str]] = field(default_factory=dict)
+    """Pod name -> the pod, and why it has no workers, as a sentence."""
 
     @override
     def __repr__(self) -> str:
@@ -147,11 +149,14 @@ class FollowedPods:
     def troubles(self) -> Mapping[str, str]:
         """Worker id, or name of a pod without workers -> why it has no relay, as a sentence."""
         troubles = {name: each.trouble for name, each in self._workers.items() if each.trouble}
-        return self._unusable | troubles
+        return {name: why for name, (_, why) in self._unusable.items()} | troubles
 
-    def replan(self, plan: Plan) -> None:
-        """Replaces the ports of pods; each pod's workers get them at the pod's next change."""
+    def replan(self, plan: Plan) -> list[Effect]:
+        """Replaces the ports of pods; returns effects."""
         self.plan = plan
+        pods = {each.pod.name: each.pod for each in self._workers.values()}
+        pods |= {name: pod for name, (pod, _) in self._unusable.items()}
+        return self.on_changes(map(Put, pods.values()))
 
     def on_changes(self, changes: Iterable[Change]) -> list[Effect]:
         """Applies new, changed and removed pods; returns effects."""
@@ -165,7 +170,7 @@ class FollowedPods:
                     except Exception as error:  # of that pod alone
                         self.counts["unusable"] += 1
                         effects += self._drop(pod.name)
-                        self._unusable[pod.name] = _why(error)
+                        self._unusable[pod.name] = pod, _why(error)
                 case Gone(pod):
                     effects += self._drop(pod.name)
                     self._unusable.pop(pod.name, None)
@@ -217,23 +222,29 @@ class FollowedPods:
                     effects.append(Leave(worker_id, "other_relay"))
                 continue
             if elsewhere or worker.pod.leaving or workers.removed(worker_id):
-                worker.alone_since_s = inf
+                worker.alone_since_s, worker.trouble = inf, ""
                 continue
             worker.alone_since_s = min(worker.alone_since_s, now_s)
             if now_s - worker.alone_since_s < TAKEOVER_S * self._turn(worker_id, others):
                 continue
+            if now_s < worker.try_at_s:
+                continue
             if worker.settings is not None:
-                self.counts["started"] += 1
                 effects.append(Start(worker.settings))
-            elif not worker.asking and now_s >= worker.ask_at_s and room > 0:
+            elif not worker.asking and room > 0:
                 worker.asking, room = True, room - 1
                 effects.append(Identify(worker.endpoint, worker.pod))
         return effects
 
-    def not_started(self, worker_id: str, why: str) -> None:
-        """Records that a relay could not be started; the next step tries again."""
-        if (worker := self._workers.get(worker_id)) is not None:
-            worker.trouble = why
+    def on_started(self, worker_id: str, why: str, now_s: float) -> None:
+        """Applies the result of a Start. why: why the relay can't run, as a sentence; empty: it
+        runs."""
+        worker = self._workers[worker_id]
+        if why:
+            self._wait(worker, why, now_s)
+            return
+        self.counts["started"] += 1
+        worker.failures, worker.trouble = 0, ""
 
     def _turn(self, worker_id: str, others: Collection[str]) -> int:
         """Number of routers that come before this one for a worker (rendezvous hashing)."""
@@ -245,6 +256,7 @@ class FollowedPods:
             return self._drop(pod.name)
         effects: list[Effect] = []
         wanted = endpoints(pod, self.plan)
+        self._check_names(pod, wanted)
         before = [self._workers[worker_id] for worker_id in self._of_pod.get(pod.name, ())]
         if before and (
             before[0].pod.uid != pod.uid or [each.endpoint for each in before] != wanted
@@ -252,16 +264,24 @@ class FollowedPods:
             effects += self._drop(pod.name)
             before = []
         if not before:
-            for endpoint in wanted:
-                self._workers[endpoint.worker_id] = _Worker(pod, endpoint)
+            self._workers |= {each.worker_id: _Worker(pod, each) for each in wanted}
             self._of_pod[pod.name] = [endpoint.worker_id for endpoint in wanted]
         for worker_id in self._of_pod[pod.name]:
             worker = self._workers[worker_id]
             if worker.pod.annotations != pod.annotations and worker.settings is None:
-                worker.ask_at_s, worker.unusable = 0.0, False  # what was wrong may be right now
+                worker.try_at_s, worker.unusable = 0.0, False  # what was wrong may be right now
             worker.pod = pod
             worker.was_ready = worker.was_ready or pod.ready
         return effects
+
+    def _check_names(self, pod: Pod, wanted: Sequence[Endpoint]) -> None:
+        """Raises UnusableEngine where two workers would have one name."""
+        seen: set[str] = set()
+        for worker_id, _, _ in wanted:
+            other = self._workers.get(worker_id)
+            if worker_id in seen or (other is not None and other.pod.name != pod.name):
+                raise UnusableEngine("", f"two workers would have the name {worker_id!r}")
+            seen.add(worker_id)
 
     def _drop(self, pod: str) -> list[Effect]:
         effects: list[Effect] = []
@@ -273,7 +293,7 @@ class FollowedPods:
 
     def _wait(self, worker: _Worker, why: str, now_s: float) -> None:
         worker.trouble = why
-        worker.ask_at_s = now_s + min(ASK_MAX_S, ASK_S * 2.0 ** min(worker.failures, 16))
+        worker.try_at_s = now_s + min(ASK_MAX_S, ASK_S * 2.0 ** min(worker.failures, 16))
         worker.failures += 1
 
 

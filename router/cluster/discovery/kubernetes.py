@@ -48,12 +48,12 @@ from router.cluster.discovery.watched import (
     PAGE_ITEMS,
     REASON_CHARS,
     WATCH_S,
-    Change,
     List,
     Pause,
     WatchedPods,
 )
 from router.config.settings.discovery_settings import KubernetesSettings
+from router.request.refusal import Refusal
 
 STEP_S = 0.25
 POOL_S = 10.0
@@ -81,7 +81,8 @@ class Hands(Workers, Protocol):
         """Credentials for an engine at this address."""
 
     def start(self, settings: EngineSettings) -> str:
-        """Runs a relay; returns why it can't, or an empty text."""
+        """Runs a relay; returns why it can't, or an empty text. Raises Refusal where there is no
+        room for it."""
 
     def leave(self, worker_id: str, reason: str) -> None:
         """Stops a relay."""
@@ -168,7 +169,7 @@ class KubernetesDiscovery:
         )
         self.counts: Counter[str] = Counter()
         """Failed reads of the InferencePool (`pool`) and of nodes (`nodes`), and relays that could
-        not be started (`no_room`)."""
+        not be started for want of room (`no_room`)."""
         self.in_step = False
         """Whether a watch of the pods is open, so that their known state is the present one."""
         self._selector = settings.selector
@@ -227,7 +228,7 @@ class KubernetesDiscovery:
         except ApiFailed as error:
             self.watched.on_failure(error.status, str(error), error.wait_s)
             return
-        self._came(self.watched.on_page(body, self._clock()))
+        self._came(self.followed.on_changes(self.watched.on_page(body, self._clock())))
 
     async def _watch(self, path: str, version: str) -> None:
         query = {
@@ -241,7 +242,7 @@ class KubernetesDiscovery:
         try:
             async with aclosing(lines):
                 async for line in lines:
-                    self._came(self.watched.on_line(line))
+                    self._came(self.followed.on_changes(self.watched.on_line(line)))
                     if not self.watched.watching:
                         break
         except ApiFailed as error:
@@ -258,8 +259,8 @@ class KubernetesDiscovery:
         self.watched.on_open()
         self._say("pods", "")
 
-    def _came(self, changes: Sequence[Change]) -> None:
-        self._perform(self.followed.on_changes(changes))
+    def _came(self, effects: list[Effect]) -> None:
+        self._perform(effects)
         self._hands.hold(self.followed.held())
         self._changed.set()
 
@@ -291,12 +292,13 @@ class KubernetesDiscovery:
     def _start(self, settings: EngineSettings) -> None:
         try:
             why = self._hands.start(settings)
+        except Refusal as error:
+            self.counts["no_room"] += 1
+            why = error.message
         except Exception as error:  # of that pod alone
             why = repr(error)[:REASON_CHARS]
-        if why:
-            self.counts["no_room"] += 1
-            self.followed.not_started(settings.id, why)
-        else:
+        self.followed.on_started(settings.id, why, self._clock())
+        if not why:
             log.info("pod of worker %s: followed at %s", settings.id, settings.address)
 
     async def _identify(self, wanted: Identify) -> None:
@@ -346,6 +348,7 @@ class KubernetesDiscovery:
                 self.counts["nodes"] += 1
                 self._say("nodes", str(error)[:REASON_CHARS] or "get nodes: no answer in time")
                 return {}
+            self._say("nodes", "")
             if len(self._nodes) >= NODES_MAX:
                 self._nodes.clear()
             wanted = (("zone", ZONE_LABEL), ("rack", self.settings.rack_label))
@@ -378,7 +381,7 @@ class KubernetesDiscovery:
         if (selector, ports) == (self._selector, tuple(self.followed.plan.ports)):
             return
         log.info("InferencePool %s: pods with %s, ports %s", self.settings.pool, selector, ports)
-        self.followed.replan(self.followed.plan._replace(ports=ports))
+        self._came(self.followed.replan(self.followed.plan._replace(ports=ports)))
         self._selector = selector
         self.watched.begin_again()
         if self._following is not None:  # its watch has the selector of before

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
-from functools import partial
 
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -25,7 +24,7 @@ from events.feed.demand import Demand
 from events.feed.replicas import FULL_S, Teller
 from events.plane import subjects
 from events.plane.broker import Broker, OnMessage
-from events.plane.facts import Control, Epoch, Hello, Unreadable, decode, encode
+from events.plane.facts import Epoch, Hello, Unreadable, decode, encode
 from events.plane.tasks import OnFailure, Tasks
 from router.cluster.replicas.fleet_commands import FleetCommands
 from router.decide.core.core import RouterCore
@@ -40,7 +39,7 @@ REPLICA_NAME = re.compile(r"[A-Za-z0-9._-]{1,127}")
 """What a replica may be called; see RouterApp.replica."""
 HELLO_JITTER_S = 0.2
 HELLO_S = 1.0
-"""Least seconds between two answers to hellos."""
+"""Least seconds between two answers to hellos; a hello that comes sooner is answered later."""
 
 log = logging.getLogger("kvroute.replicas")
 
@@ -72,8 +71,9 @@ class ReplicaLink:
     """Report calls handed on to another replica, by their outcome."""
     _due: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is news for other replicas."""
+    _commands_due: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when other replicas may lack fleet commands in force."""
     _forwards: int = 0
-    _hello_at_s: float = -HELLO_S
     _subscriptions: list[Subscription] = field(default_factory=list)
 
     def __post_init__(self, on_failure: OnFailure) -> None:
@@ -88,6 +88,7 @@ class ReplicaLink:
         await self._listen(subjects.report(self.fleet, replica), self._report_came)
         await self._listen(subjects.hello(self.fleet), self._hello_came)
         self.broker.on_connection(self._connection_changed)
+        self._tasks.spawn(self._say_commands(), "commands for other replicas")
         if self.tells:
             await self._listen(subjects.every_inflight(self.fleet), self._inflight_came)
             self._tasks.spawn(self._tell(), "telling other replicas")
@@ -194,27 +195,25 @@ class ReplicaLink:
         if isinstance(hello, Unreadable):
             self.core.fleet.view.dropped[hello.reason] += 1
             return
-        now_s = self.clock()
-        if hello.replica == self.core.replica or now_s - self._hello_at_s < HELLO_S:
-            return
-        self._say_commands(now_s, f"commands for {hello.replica}")
+        if hello.replica != self.core.replica:
+            self._commands_due.set()
 
     def _connection_changed(self, connected: bool) -> None:
         """Publishes the fleet commands in force after an outage: another replica's hello may have
         been missed, and a command that was given here meanwhile has reached no replica."""
         if connected:
-            self._say_commands(self.clock(), "commands after an outage")
+            self._commands_due.set()
 
-    def _say_commands(self, now_s: float, why: str) -> None:
-        self._hello_at_s = now_s
-        if in_force := self.commands.in_force():
-            self._tasks.spawn(self._answer(in_force), why)
-
-    async def _answer(self, in_force: list[Control]) -> None:
-        """Publishes commands after a random delay of HELLO_JITTER_S at most, since all replicas
-        answer a hello with the same commands."""
-        await asyncio.sleep(self.rng.uniform(0, HELLO_JITTER_S))
-        log.info("telling other replicas of %d fleet commands in force", len(in_force))
-        publish = partial(self.broker.publish, subjects.control(self.fleet))
-        for control in in_force:
-            await publish(encode(control))
+    async def _say_commands(self) -> None:
+        """Publishes the commands in force whenever they are due, with a pause of HELLO_S after each
+        time, and a random delay of HELLO_JITTER_S at most before it, since all replicas answer a
+        hello with the same commands."""
+        while True:
+            await self._commands_due.wait()
+            await asyncio.sleep(self.rng.uniform(0, HELLO_JITTER_S))
+            self._commands_due.clear()
+            if in_force := self.commands.in_force():
+                log.info("telling other replicas of %d fleet commands in force", len(in_force))
+            for control in in_force:
+                await self.broker.publish(subjects.control(self.fleet), encode(control))
+            await asyncio.sleep(HELLO_S)

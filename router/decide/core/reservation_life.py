@@ -316,8 +316,8 @@ class ReservationLife:
             self._end_prefill(reservation, now_s)
         if self.ttft_check.predicted_s:
             self.ttft_check.on_end(reservation.id)
-        self.reservations.end(reservation, ending, now_s)
         self._measure_tokens(reservation, ending, source, now_s)
+        self.reservations.end(reservation, ending, now_s)  # which may drop the prompt's hashes
         self.endings[ending] += 1
         if self.on_end is not None:
             self.on_end(reservation)

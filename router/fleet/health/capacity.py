@@ -159,19 +159,20 @@ class Capacities:
         """Learns from a heartbeat. Returns whether the worker's capacity may have changed."""
         if heartbeat.sampled_at_s is None:
             return False
-        known = self._learned.get(key)
+        known, kind = self._learned.get(key), Kind.of(heartbeat)
         if known is None or known.epoch != heartbeat.epoch:
             # Earlier preemptions say nothing of the present.
             self.on_forgotten([key])
-            kind = Kind.of(heartbeat)
             known = self._learned[key] = _Learned(heartbeat.epoch, kind, heartbeat.preemptions)
-        before = known.slots, known.running_max, known.block_share
+        before = known.kind, known.slots, known.running_max, known.block_share
+        known.kind = kind  # an engine's samples may come before what it says of itself
         known.on_sample(heartbeat)
         if known.block_share < 1.0:
             self.preempted.add(key)
-        if known.slots != before[0]:
-            self._weigh(known.kind)
-        return before != (known.slots, known.running_max, known.block_share)
+        if (kind, known.slots) != before[:2]:
+            for changed in dict.fromkeys((before[0], kind)):
+                self._weigh(changed)
+        return before != (kind, known.slots, known.running_max, known.block_share)
 
     def on_served(self, key: WorkerKey) -> bool:
         """Learns from a request that was served to its end. Returns whether the worker's capacity

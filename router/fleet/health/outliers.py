@@ -32,7 +32,7 @@ from math import inf
 
 from typing_extensions import override
 
-from events.feed.replicas import Verdict
+from events.feed.replicas import EJECTED_MAX, Verdict
 from indexer.identity import WorkerKey
 
 CALLERS_MAX = 16
@@ -384,8 +384,9 @@ class Outliers:
         if not self.enabled:
             return
         verdict_of = {verdict.worker: verdict for verdict in verdicts}
+        is_cut = len(verdict_of) >= EJECTED_MAX  # then an absent worker may be ejected, too
         for worker, standing in list(self._ejected.items()):
-            if standing.replica == replica and worker not in verdict_of:
+            if standing.replica == replica and worker not in verdict_of and not is_cut:
                 standing.until_s = min(standing.until_s, now_s)
         for worker, verdict in verdict_of.items():
             until_s = now_s + min(verdict.left_s, self.bounds.ejection_max_s)

@@ -5,7 +5,6 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
@@ -14,12 +13,10 @@ from events.plane.settings import EngineSettings
 from kvroute.client import KvRouteError
 from kvroute.v1 import Progress, ProgressState
 from router.app.processes import router_process
-from router.app.processes.discovered import DiscoveredWorkers
 from router.app.processes.router_process import RouterApp
 from router.cluster.children.nats_server import NatsChild
 from router.config.keys import ConfigError
 from router.config.settings.discovery_settings import DiscoverySettings, KubernetesSettings
-from router.request.refusal import Reason, Refusal
 from simulator.engines.scheduler import SchedulerConfig
 from simulator.live.clock import ScaledClock
 from simulator.live.engine import EngineConfig
@@ -199,27 +196,6 @@ async def test_a_configured_worker_keeps_its_relay() -> None:
         await until(lambda: app.discovery and app.discovery.watched.listed, "a list")
         await may_be_picked(app, "gpu-a")
         assert len(app.relays) == 1
-
-
-def test_a_relay_that_can_t_be_added_has_the_sentence_as_reason() -> None:
-    class Full:
-        connected = True
-
-        def check_room(self, worker_id: str) -> None:
-            raise Refusal(Reason.WORKER_EXISTS, f"a relay for worker {worker_id!r} runs")
-
-    full: Any = Full()
-    workers = DiscoveredWorkers(
-        core=full,
-        relays=full,
-        commands=full,
-        clock=lambda: 0.0,
-        broker=lambda: full,
-        completed=lambda settings: settings,
-        on_change=lambda: None,
-    )
-    settings = EngineSettings(id="w", engine="vllm", address="http://w:1", events="tcp://w:2")
-    assert workers.start(settings) == "a relay for worker 'w' runs"
 
 
 def test_discovery_without_a_selector_stops_the_start() -> None:

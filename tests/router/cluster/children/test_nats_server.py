@@ -65,6 +65,18 @@ async def test_a_server_with_a_password_takes_nobody_without_it() -> None:
         assert nats.settings() == NatsSettings(url=nats.url)
 
 
+async def test_refusals_without_end_fill_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOG_BYTES", 4096)
+    async with a_nats(PASSWORD) as nats:
+        for _ in range(200):
+            assert b"Authorization Violation" in await greeted(nats, b"CONNECT {}")
+        assert 0 < logged_bytes(Path(nats._folder.name)) < 3 * 4096
+
+
+def logged_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("log*"))
+
+
 async def test_the_password_is_in_one_file_that_only_we_can_read(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +41,8 @@ class Router:
     relays: set[str] = field(default_factory=set)
     operators: set[str] = field(default_factory=set)
     """Workers that an operator removed."""
+    no_room: str = ""
+    """Why no relay starts; empty: they do."""
 
     def __post_init__(self) -> None:
         self.followed = FollowedPods(PLAN, self.name)
@@ -72,7 +75,9 @@ class Router:
                         kind, why = ("vllm", "") if answer else (None, "refused")
                         self.followed.on_identified(endpoint, one, kind, {}, why, now_s)  # type: ignore[arg-type]
                     case Start(settings):
-                        self.relays.add(settings.id)
+                        if not self.no_room:
+                            self.relays.add(settings.id)
+                        self.followed.on_started(settings.id, self.no_room, now_s)
                     case Leave(worker_id, _):
                         self.relays.discard(worker_id)
         return done
@@ -173,6 +178,20 @@ def test_a_new_pod_of_the_same_name_is_another_worker() -> None:
     assert start.settings.address == "http://10.9.9.9:8000"
 
 
+def test_other_ports_make_other_workers_of_pods_that_stay_as_they_are() -> None:
+    router = Router()
+    of_its_own = pod("own", annotations={"kvroute.io/port": "9000"})
+    router.changed(Put(pod()), Put(pod("waits", ready=False)), Put(of_its_own))
+    router.step(0.0)
+    plan = PLAN._replace(ports=(8080,))
+    assert router.followed.replan(plan) == [Forget("vllm-0"), Forget("waits")]
+    router.relays.discard("vllm-0")
+    (start,) = [one for one in router.step(1.0) if isinstance(one, Start)]
+    assert start.settings.address == f"http://{pod().ip}:8080"
+    assert router.followed.replan(plan) == []
+    assert router.followed.held() == {"waits"}
+
+
 def test_a_worker_with_a_relay_beside_it_gets_none_here() -> None:
     router = Router(beats={"vllm-0"})
     router.changed(Put(pod()))
@@ -269,6 +288,31 @@ def test_annotations_that_can_not_be_used_are_told_until_they_are_mended() -> No
     assert start.settings.slots == 8
 
 
+def test_a_pod_whose_worker_would_have_the_name_of_another_is_told_and_costs_that_one_nothing() -> (
+    None
+):
+    router = Router()
+    router.followed.replan(PLAN._replace(ports=(8000, 8001)))
+    single = pod("vllm-0-8000", annotations={"kvroute.io/port": "8000"})
+    router.changed(Put(pod()), Put(single))
+    assert "vllm-0-8000" in router.followed.troubles()["vllm-0-8000"]
+    assert router.changed(Gone(single)) == []
+    assert starts(router.step(0.0)) == ["vllm-0-8000", "vllm-0-8001"]
+    assert router.changed(Gone(pod())) == [Forget("vllm-0-8000"), Forget("vllm-0-8001")]
+
+
+def test_a_port_that_is_listed_twice_is_told() -> None:
+    router = Router()
+    router.followed.replan(PLAN._replace(ports=(8000, 8000)))
+    router.changed(Put(pod()))
+    assert "vllm-0-8000" in router.followed.troubles()["vllm-0"]
+    router.followed.replan(PLAN)
+    assert router.followed.troubles() == {}
+    assert starts(router.step(0.0)) == ["vllm-0"]
+    assert router.followed.replan(PLAN._replace(ports=(8000, 8000))) == [Forget("vllm-0")]
+    assert router.changed(Gone(pod())) == []
+
+
 def test_only_so_many_engines_are_asked_at_once() -> None:
     router = Router()
     router.changed(*(Put(pod(f"vllm-{i}")) for i in range(IDENTIFYING_MAX + 10)))
@@ -287,11 +331,25 @@ def test_an_answer_for_a_pod_that_is_gone_is_ignored() -> None:
     assert start.settings.engine == "vllm"
 
 
-def test_a_relay_without_room_is_tried_again_and_told() -> None:
-    router = Router()
+def test_a_relay_without_room_is_tried_again_ever_more_seldom_and_told() -> None:
+    router = Router(no_room="256 relays run in this router")
+    router.changed(Put(pod()))
+    tries = [step / 4 for step in range(400) if starts(router.step(step / 4))]
+    pauses = [after - before for before, after in pairwise(tries)]
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, *[ASK_MAX_S] * 8]
+    assert router.followed.troubles() == {"vllm-0": "256 relays run in this router"}
+    assert router.followed.counts["started"] == 0
+    router.no_room = ""
+    assert starts(router.step(200.0)) == ["vllm-0"]
+    assert router.followed.counts["started"] == 1
+    assert router.followed.troubles() == {}
+
+
+@pytest.mark.parametrize("by", ["another relay", "an operator"])
+def test_a_worker_that_needs_no_relay_here_has_no_trouble(by: str) -> None:
+    router = Router(no_room="256 relays run in this router")
     router.changed(Put(pod()))
     router.step(0.0)
-    router.relays.clear()
-    router.followed.not_started("vllm-0", "256 relays run in this router")
-    assert router.followed.troubles() == {"vllm-0": "256 relays run in this router"}
-    assert starts(router.step(0.5)) == ["vllm-0"]
+    (router.beats if by == "another relay" else router.operators).add("vllm-0")
+    assert router.step(0.25) == []
+    assert router.followed.troubles() == {}

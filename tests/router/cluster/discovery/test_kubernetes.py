@@ -16,8 +16,9 @@ from events.plane.settings import EngineSettings
 from router.cluster.discovery import kubernetes
 from router.cluster.discovery.kubernetes import KubernetesDiscovery, NoApi
 from router.config.settings.discovery_settings import KubernetesSettings
+from router.request.refusal import Reason, Refusal
 from tests.stage.kubernetes import KubernetesServer, kubernetes_server, pod
-from tests.stage.waiting import until
+from tests.stage.waiting import free_port, until
 
 
 class Notes:
@@ -28,6 +29,7 @@ class Notes:
         self.forgotten: list[str] = []
         self.held: frozenset[str] = frozenset()
         self.full = False
+        self.away = False
 
     def look(self) -> None: ...
 
@@ -47,8 +49,10 @@ class Notes:
         return EngineAccess(address)
 
     def start(self, settings: EngineSettings) -> str:
+        if self.away:
+            return "NATS is away"
         if self.full:
-            return "256 relays run in this router"
+            raise Refusal(Reason.INVALID_FIELD, "256 relays run in this router")
         self.relays[settings.id] = settings
         return ""
 
@@ -346,8 +350,17 @@ async def test_nodes_that_may_not_be_read_keep_no_pod_from_its_relay(
     async with discovering(stage, rack_label="example.com/rack") as discovery:
         await stage.followed("a")
         assert discovery.counts["nodes"] == 1
-    assert stage.notes.relays["a"].labels == {"host": "node-a"}
-    assert any("may not get nodes (403)" in line for line in caplog.messages)
+        assert stage.notes.relays["a"].labels == {"host": "node-a"}
+        stage.api.forbidden = set()
+        stage.api.nodes["node-a"] = {"example.com/rack": "r7"}
+        stage.pod("b")
+        await stage.followed("a", "b")
+        assert stage.notes.relays["b"].labels == {"host": "node-a", "rack": "r7"}
+        stage.api.forbidden = {"get nodes"}
+        stage.pod("c", node="node-b")
+        await stage.followed("a", "b", "c")
+    told = [line for line in caplog.messages if "may not get nodes (403)" in line]
+    assert len(told) == 2, "once before and once after it was in order"
 
 
 def inference_pool(app: str, *ports: int) -> dict[str, object]:
@@ -364,12 +377,14 @@ async def test_a_pool_brings_selector_and_ports_and_may_change(
     stage.api.put(pod("b", labels={"app": "sglang"}))
     async with discovering(stage, selector="", pool="qwen") as discovery:
         await until(lambda: "status 404" in discovery.trouble(), "a pool that is not there")
+        stage.api.pool = inference_pool("vllm", free_port())
+        await until(lambda: discovery.followed.troubles(), "a port without an engine")
         stage.api.pool = inference_pool("vllm", stage.port)
         await stage.followed("a")
         assert stage.notes.relays["a"].address == f"http://127.0.0.1:{stage.port}"
         stage.api.pool = inference_pool("sglang", stage.port)
         await stage.followed("b")
-        assert stage.notes.forgotten == ["a"]
+        assert stage.notes.forgotten == ["a", "a"]
         stage.api.forbidden = {"get inferencepools"}
         await until(lambda: "get inferencepools (403)" in discovery.trouble(), "a missing right")
         assert sorted(stage.notes.relays) == ["b"]
@@ -380,7 +395,17 @@ async def test_a_relay_without_room_is_counted_and_told(stage: Stage) -> None:
     stage.pod("a")
     async with discovering(stage) as discovery:
         await until(lambda: discovery.counts["no_room"] >= 1, "no room")
-        assert "256 relays" in discovery.followed.troubles()["a"]
+        assert discovery.followed.troubles() == {"a": "256 relays run in this router"}
+
+
+async def test_a_router_without_nats_is_told_and_is_not_one_without_room(stage: Stage) -> None:
+    stage.notes.away = True
+    stage.pod("a")
+    async with discovering(stage) as discovery:
+        await until(lambda: discovery.followed.troubles() == {"a": "NATS is away"}, "a trouble")
+        stage.notes.away = False
+        await stage.followed("a")
+        assert (discovery.counts["no_room"], discovery.followed.counts["started"]) == (0, 1)
 
 
 async def test_no_task_is_left(stage: Stage) -> None:

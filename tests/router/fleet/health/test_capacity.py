@@ -1,6 +1,6 @@
 """What is learned of workers' capacity: laws, golden steps, and what it means for picks."""
 
-from math import isnan
+from math import isnan, nan
 from typing import Any
 
 import msgspec
@@ -229,6 +229,25 @@ def test_workers_that_are_configured_alike_share_an_estimate() -> None:
     core.remove("w3", 0.001, fleet.now_s)
     assert estimates() == [None, None, None, None], "what is shared goes with its worker, too"
     assert isnan(total_slots(alike))
+
+
+def test_what_an_engine_says_of_itself_late_makes_it_like_those_that_said_it_before() -> None:
+    fleet = Fleet()
+    learns = saturated(fleet, "w0", slots=8)
+    alike = fleet.add("w1", total_slots=None, used_blocks=1.0, engine_version="1")
+    other = fleet.add("w2", total_slots=None, used_blocks=1.0)
+    core = fleet.core
+
+    def total_slots() -> list[float]:
+        core.fleet.pools.refresh()
+        slots = [fleet.view.sources[key].slot for key in (learns, alike, other)]
+        return core.fleet.pools.columns[SLOTS, slots].tolist()
+
+    assert total_slots() == pytest.approx([9, nan, 9], nan_ok=True)
+    fleet.say(learns, engine_version="1")
+    assert total_slots() == pytest.approx([9, 9, nan], nan_ok=True)
+    fleet.say(other, engine_version="1")
+    assert total_slots() == [9, 9, 9]
 
 
 def saturated(fleet: Fleet, worker_id: str, slots: int = 2) -> WorkerKey:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from events.feed.replicas import Verdict
+from events.feed.replicas import EJECTED_MAX, Verdict
 from indexer.identity import WorkerKey
 from router.fleet.health.outliers import (
     BEING_PROBED,
@@ -457,6 +457,17 @@ class TestReplicas:
         assert here.out() == {W[0]}
         here.outliers.hear("there", [], here.now_s)
         here.turn(0.1)
+        assert here.out() == set()
+
+    def test_a_verdict_for_which_a_message_has_no_room_ends_by_time(self) -> None:
+        here = Bench()
+        here.outliers.hear("there", [Verdict(W[0], 20.0, "failures_in_a_row")], here.now_s)
+        others = [WorkerKey(f"other-{i}", 0) for i in range(EJECTED_MAX)]
+        told = [Verdict(worker, 20.0, "failures_in_a_row") for worker in others]
+        here.outliers.hear("there", told, here.now_s)
+        here.turn(0.1)
+        assert here.out() == {W[0]}
+        here.turn(20)
         assert here.out() == set()
 
     def test_what_is_said_to_refuse_connections_waits_for_its_relay(self) -> None:

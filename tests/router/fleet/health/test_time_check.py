@@ -5,6 +5,7 @@ from prometheus_client import CollectorRegistry
 
 from router.decide.core.progress import ProgressState
 from router.fleet.health.time_check import RATIOS, TimeCheck
+from router.fleet.reservations.load import WorkerLoad
 from router.fleet.reservations.reservations import Ending
 from router.fleet.token_times import MEASURED
 from router.observe.metrics.families import export
@@ -117,6 +118,23 @@ def test_the_time_between_tokens_is_compared_with_the_one_at_the_pick() -> None:
     for number, wanted in (("sum", check.ratios), ("count", 2)):
         name = f"kvroute_prediction_ratio_{number}"
         assert registry.get_sample_value(name, {"of": "tpot"}) == wanted
+
+
+@pytest.mark.parametrize("cached", [{}, {"cached_tokens": 0}], ids=str)
+def test_the_blocks_of_an_answers_prompt_count_whatever_its_engine_reports(
+    cached: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = ttft_fleet()
+    blocks = []
+
+    def on_finished(_id: str, _load: WorkerLoad, _tokens: int, of_prompt: int, _s: float) -> None:
+        blocks.append(of_prompt)
+
+    monkeypatch.setattr(fleet.core.fleet.token_times, "on_finished", on_finished)
+    picked = route(fleet)
+    tell(fleet, picked, ProgressState.PREFILL_DONE)
+    tell(fleet, picked, ProgressState.FINISHED, output_tokens=101, **cached)
+    assert blocks == [1600 / 16]
 
 
 def test_an_answer_that_fails_is_not_compared() -> None:
