@@ -113,7 +113,7 @@ class Endpoints:
         loop = asyncio.get_running_loop()
         try:
             infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # Unicode: a label of a wrong length
             log.warning("the host name %r of a worker can't be resolved: %s", host, error)
             return known[0] if known is not None else ""
         endpoint = _endpoint(str(infos[0][4][0]), port)

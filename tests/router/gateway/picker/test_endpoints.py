@@ -69,6 +69,14 @@ async def test_names_are_resolved_now_and_then(monkeypatch: pytest.MonkeyPatch) 
     assert calls == ["pod"] * 3
 
 
+@pytest.mark.parametrize("host", ["worker..local", "a" * 64])
+async def test_a_name_that_can_be_no_hosts_has_no_endpoint(host: str) -> None:
+    known = made()
+    await known.use([worker("a", f"grpc://{host}:9000"), worker("b", "http://10.0.0.2:1")])
+    assert known.worker_at("10.0.0.2:1") == "b"
+    assert await known.of(f"grpc://{host}:9000") == ""
+
+
 async def test_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async def resolved(host: str, port: int, **_: Any) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", port))]
