@@ -346,11 +346,9 @@ class RequestStream:
         if self._at in (_At.PICKED, _At.OVER):
             self._pass_on(part)
             return
-        if self._at is _At.PENDING and not self._body_comes_first():
-            raise ValueError("a request's body came before the answer to its headers")
+        if self._at is _At.PENDING:  # the body is whole, or waits for an answer
+            raise ValueError("a part of a request's body came before the answer that it waits for")
         self._body.append(part)
-        if self._at is _At.PENDING:
-            return  # it was too long to wait for its end
         size = len(part.body)
         if self._body.bytes + size > self._body_bytes_max or not self.may_hold(size):
             self._ask(Blind.BODY_TOO_LARGE)

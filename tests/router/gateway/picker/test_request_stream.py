@@ -148,6 +148,25 @@ def test_a_part_after_the_bodys_end_is_left_out(caplog: pytest.LogCaptureFixture
     assert len(caplog.records) == 2
 
 
+@pytest.mark.parametrize("mode", [pb.BODY_SEND_MODE_BUFFERED, pb.BODY_SEND_MODE_STREAMED])
+def test_no_part_is_taken_while_the_pick_is_waited_for(mode: int) -> None:
+    stream, seen = a_stream()
+    tell(stream, modes(mode, pb.BODY_SEND_MODE_STREAMED))
+    if mode == pb.BODY_SEND_MODE_BUFFERED:
+        tell(stream, request_body(BODY, last=False))
+    assert len(seen.questions) == 1
+    with pytest.raises(ValueError, match="before the answer"):
+        tell(stream, request_body(BODY, last=False))
+
+
+def test_no_part_is_taken_after_the_trailers_of_a_body() -> None:
+    stream, _ = a_stream()
+    trailers = pb.ProcessingRequest(request_trailers=pb.HttpTrailers())
+    tell(stream, request_headers(CHAT), request_body(BODY, last=False), trailers)
+    with pytest.raises(ValueError, match="before the answer"):
+        tell(stream, request_body(BODY, last=False))
+
+
 def test_trailers_end_the_body_too() -> None:
     stream, seen = a_stream()
     trailers = pb.ProcessingRequest(request_trailers=pb.HttpTrailers())
