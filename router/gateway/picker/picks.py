@@ -436,6 +436,8 @@ class PickedRequest(RequestStream):
             await moved.failed(FailureReason.FAILURE_REASON_CANCELLED, wait=False)
         else:
             self._routed = moved
+            if self._seen_first:  # it came meanwhile, and its report had no reservation
+                self.first_token()
 
     @override
     def first_token(self) -> None:

@@ -289,6 +289,37 @@ async def test_another_endpoint_than_the_picked_one_gets_the_load() -> None:
         await stage.idle()
 
 
+async def test_a_first_token_that_comes_while_the_load_moves_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with a_picker(worker(), worker()) as stage:
+        call, endpoint = await asked(stage)
+        picker = stage.picker._picker
+        assert picker is not None
+        routed, seen = picker.asking.routed, asyncio.Event()
+
+        async def later(*about: Any, **more: Any) -> RoutedRequest:
+            await seen.wait()
+            return await routed(*about, **more)
+
+        monkeypatch.setattr(picker.asking, "routed", later)
+        addresses = [each.address.removeprefix("http://") for each in stage.workers]
+        addresses.remove(endpoint)
+        await call.write(response_headers(served=addresses[0]))
+        event = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+        await call.write(response_body(event))
+        for _ in range(2):
+            await call.read()
+        seen.set()
+        moved = stage.served.fleet.core.reservations._open
+        await until(
+            lambda: any(each.prefill_done for each in moved.values()),
+            "the new reservation has its first token",
+        )
+        call.cancel()
+        await stage.idle()
+
+
 async def test_a_gateways_subset_bounds_the_pick() -> None:
     one, two = worker(), worker()
     async with a_picker(one, two) as stage:
