@@ -42,6 +42,7 @@ from router.gateway.refusals import Answer
 from router.gateway.server.pace import BODY_S, wait_s
 from router.request.bodies import PATHS
 
+MODEL_HEADERS = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 _NONE = pb.BODY_SEND_MODE_NONE_UNSPECIFIED
 _BUFFERED = (pb.BODY_SEND_MODE_BUFFERED, pb.BODY_SEND_MODE_BUFFERED_PARTIAL)
 _DUPLEX = pb.BODY_SEND_MODE_FULL_DUPLEX_STREAMED
@@ -454,4 +455,5 @@ def _exchange(
     **more: Any,
 ) -> Exchange:
     body, request_id = b"".join(pieces), client_id(headers.get(REQUEST_ID, ""))
-    return Exchange(path, body, headers, changes_bodies=False, request_id=request_id, **more)
+    more |= {"request_id": request_id, "model_headers": MODEL_HEADERS}
+    return Exchange(path, body, headers, changes_bodies=False, **more)

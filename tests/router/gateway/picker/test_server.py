@@ -320,6 +320,19 @@ async def test_a_first_token_that_comes_while_the_load_moves_is_reported(
         await stage.idle()
 
 
+async def test_a_models_rewritten_name_has_any_bytes(stage: Stage) -> None:
+    """Such as no model's name has: the router decides."""
+    stage.served.fleet.add("w1", address="http://10.0.0.1:1", model="\xff")
+    first = request_headers(CHAT)
+    headers = first.request_headers.headers.headers
+    headers.add(key="x-gateway-model-name-rewrite", raw_value=b"\xff")
+    call = await stage.sent(first, request_body(BODY))
+    assert picked(await call.read()) == "10.0.0.1:1"
+    assert stage.sample("kvroute_by_load_total", program="picker", reason="fault") == 0
+    call.cancel()
+    await stage.idle()
+
+
 async def test_a_gateways_subset_bounds_the_pick() -> None:
     one, two = worker(), worker()
     async with a_picker(one, two) as stage:
