@@ -86,7 +86,7 @@ class PickerAsking(Asking):
     def _options(self, request: RequestStream, exchange: Exchange, by_load: bool) -> dict[str, Any]:
         """Options for a request's Route call. by_load: an estimated length replaces the prompt."""
         settings = self._settings
-        options = self.question(exchange, exchange.model, by_load=by_load)
+        options = self.question(exchange, by_load=by_load)
         priority = settings.objectives.get(first_header(request.headers, _OBJECTIVES))
         if priority is not None:
             options["priority"] = priority
