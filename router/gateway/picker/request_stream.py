@@ -34,7 +34,7 @@ from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.gateway.engine_plane import of_plane
 from router.gateway.exchange import Blame, Exchange, Outcome, client_id
 from router.gateway.picker import messages
-from router.gateway.picker.held_body import HeldBody
+from router.gateway.picker.held_body import SMALL_BYTES, HeldBody
 from router.gateway.picker.messages import Part
 from router.gateway.picker.patience import Wait
 from router.gateway.picker.repeats import REQUEST_ID
@@ -134,7 +134,8 @@ class RequestStream:
         """Called when the request's headers have come."""
 
     def may_hold(self, size: int) -> bool:
-        """Whether the body may grow by `size` bytes, within a bound over all streams."""
+        """Whether a part of the body that takes `size` bytes may be held, within a bound over all
+        streams."""
         return True
 
     def ask(self, body: Reading | Blind) -> None:
@@ -351,7 +352,8 @@ class RequestStream:
             raise ValueError("a part of a request's body came before the answer that it waits for")
         self._body.append(part)
         size = len(part.body)
-        if self._body.bytes + size > self._body_bytes_max or not self.may_hold(size):
+        held = max(size, SMALL_BYTES)  # a part takes memory beside its bytes
+        if self._body.bytes + size > self._body_bytes_max or not self.may_hold(held):
             self._ask(Blind.BODY_TOO_LARGE)
             return
         self._body.bytes += size

@@ -16,10 +16,11 @@ from router.config.settings.request_settings import RequestSettings
 from router.gateway.picker import picks
 from router.gateway.picker.calls import PROCESS
 from router.gateway.picker.counters import Early, PickerCounters
+from router.gateway.picker.held_body import SMALL_BYTES
 from router.gateway.picker.patience import Patience
 from router.gateway.picker.picks import PickedRequest, Picker
 from router.gateway.picker.repeats import Repeats
-from router.gateway.server.pace import BODY_S, GRACE_S, PACE_BYTES_PER_S
+from router.gateway.server.pace import BODY_S, GRACE_S, PACE_BYTES_PER_S, wait_s
 from router.net.http2.frames import (
     DATA,
     END_HEADERS,
@@ -156,6 +157,18 @@ async def test_a_body_is_waited_for_by_what_has_come_of_it(told: Told) -> None:
     assert told.closed == 1
     assert told.sample("kvroute_refusals_total", program="picker", reason="BODY_TOO_SLOW") == 1
     assert told.sample("kvroute_picker_requests_total", outcome="refused") == 1
+    assert told.sample("kvroute_held_bytes", what="picker_bodies", port="") == 0
+
+
+async def test_a_part_of_few_bytes_counts_as_more_while_it_is_held(told: Told) -> None:
+    call = told.open()
+    tell(call, request_headers(CHAT), *[request_body(b"", last=False)] * 3)
+    tell(call, request_body(bytes(SMALL_BYTES + 1), last=False))
+    held = told.sample("kvroute_held_bytes", what="picker_bodies", port="")
+    assert held == 4 * SMALL_BYTES + 1
+    assert call.body_wait_s == wait_s(SMALL_BYTES + 1)
+    call.reset()
+    call.left()
     assert told.sample("kvroute_held_bytes", what="picker_bodies", port="") == 0
 
 
