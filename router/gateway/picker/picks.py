@@ -56,6 +56,7 @@ NOT_FOLLOWED = (
     "Envoy sent a request to %s instead of the picked %s: does its cluster have that endpoint?"
     " (kvroute_picker_not_followed_total counts them)"
 )
+LEFT_OUT = "Envoy sent a part of a request's body after its end; it is left out"
 ENDED_A_TURN = 64
 """Streams that a stop of the picker ends in one turn of the event loop."""
 
@@ -119,6 +120,8 @@ class Picker:
         """Set while no request is under way."""
         self.idle.set()
         self.not_followed = Seldom(log)
+        self.left_out = Seldom(log)
+        self.faults = Seldom(log, logging.ERROR)
 
     def opened(self, call: "PickedRequest") -> None:
         """Records a stream, whose request has not begun."""
@@ -292,6 +295,10 @@ class PickedRequest(RequestStream):
             self._channel.resume()
 
     @override
+    def left_out(self) -> None:
+        self._picker.left_out.log(self._picker.clock(), LEFT_OUT)
+
+    @override
     def when_room(self) -> None:
         self._holds_back = True
         self._channel.when_room(self.flow)
@@ -368,8 +375,8 @@ class PickedRequest(RequestStream):
             picker.counters.picked(picker.clock() - began_s, self._trace)
             self._endpoint = endpoints[0]
             self._answer(",".join(endpoints), headers)
-        except Exception:
-            log.exception("a request was not routed, and goes by load")
+        except Exception as error:
+            self._fault("a request was not routed, and goes by load", error)
             self._blind("fault")
 
     async def _observe(self, body: Reading | Blind) -> None:
@@ -386,10 +393,14 @@ class PickedRequest(RequestStream):
         except KvRouteError as error:
             self._refuse(reason_of(error), error.message, error.retry_after_s)
             return
-        except Exception:
-            log.exception("no decision was made about a request that another router serves")
+        except Exception as error:
+            self._fault("no decision was made about a request that another router serves", error)
         self._outcome = outcome
         self.decided()
+
+    def _fault(self, words: str, error: Exception) -> None:
+        """Logs a fault of the picker's own, seldom: a client's bytes may cause it at will."""
+        self._picker.faults.log(self._picker.clock(), words, error=error)
 
     def _answer(self, endpoints: str, headers: Mapping[str, str]) -> None:
         if not self._gone:

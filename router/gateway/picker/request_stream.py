@@ -23,7 +23,6 @@ Laws:
 - a client's headers of the engine plane are removed, but for those that the pick sets.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
 from functools import partial
@@ -46,8 +45,6 @@ MODEL_HEADERS = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 _NONE = pb.BODY_SEND_MODE_NONE_UNSPECIFIED
 _BUFFERED = (pb.BODY_SEND_MODE_BUFFERED, pb.BODY_SEND_MODE_BUFFERED_PARTIAL)
 _DUPLEX = pb.BODY_SEND_MODE_FULL_DUPLEX_STREAMED
-
-log = logging.getLogger("kvroute.picker")
 
 
 class Blind(Enum):
@@ -141,6 +138,9 @@ class RequestStream:
     def ask(self, body: Reading | Blind) -> None:
         """Called when the request needs an endpoint. The subclass later calls `picked`, `unpicked`
         or `refused`, and with a Reading `read` before. Blind: why the body is not to be read."""
+
+    def left_out(self) -> None:
+        """Called when a part of the body is left out, since it came after the body's end."""
 
     def when_room(self) -> None:
         """Has `flow` called once Envoy has room for more; until then Envoy is kept from sending."""
@@ -342,7 +342,7 @@ class RequestStream:
         if self._body_ended and self._request_mode == _DUPLEX:
             # Envoy since 1.35 may send the last part twice (envoyproxy/envoy#46237): passed on, it
             # would double the end of the body.
-            log.warning("Envoy sent a part of a request's body after its end; it is left out")
+            self.left_out()
             return
         self._body_ended = part.is_last
         if self._at in (_At.PICKED, _At.OVER):
