@@ -52,6 +52,7 @@ _ENDS = {
 _NONE_IN_SUBSET = "none of the endpoints in the gateway's subset is a worker that can be picked"
 REPEATED = "repeated"
 """Outcome of a stream whose request has another stream's pick."""
+_UNOBSERVED = "unobserved"
 NOT_FOLLOWED = (
     "Envoy sent a request to %s instead of the picked %s: does its cluster have that endpoint?"
     " (kvroute_picker_not_followed_total counts them)"
@@ -443,12 +444,12 @@ class PickedRequest(RequestStream):
         except KvRouteError as error:
             log.info("worker %s serves a request without a reservation: %s", worker_id, error)
             return
-        if self.is_over:
-            await moved.failed(FailureReason.FAILURE_REASON_CANCELLED, wait=False)
-        else:
-            self._routed = moved
-            if self._seen_first:  # it came meanwhile, and its report had no reservation
-                self.first_token()
+        if exchange.outcome is not None:  # the answer is over
+            self._report(moved, exchange, exchange.outcome)
+            return
+        self._routed = moved
+        if self._seen_first:  # it came meanwhile, and its report had no reservation
+            self.first_token()
 
     @override
     def first_token(self) -> None:
@@ -471,15 +472,20 @@ class PickedRequest(RequestStream):
             return
         blame = outcome.blame
         self._outcome = "finished" if blame is None else _OUTCOMES[blame]
-        if routed is None:  # no pick yet, or the load is being moved
-            if self._task is not None and not self._task.done():
-                self._task.cancel()
-        elif observed and (exchange := self._exchange) is not None:
-            picker = self._picker
-            _ = picker.spawn(picker.asking.report(exchange, outcome, routed))
+        if not observed:
+            self._outcome = _UNOBSERVED
+        if routed is not None and self._exchange is not None:
+            self._report(routed, self._exchange, outcome)
+        elif self._task is not None and not self._task.done():  # no pick yet
+            self._task.cancel()
+
+    def _report(self, routed: RoutedRequest, exchange: Exchange, outcome: Outcome) -> None:
+        """Reports how a request that is over ended."""
+        picker = self._picker
+        if self._outcome == _UNOBSERVED:
+            _unobserved(routed, picker)
         else:
-            self._outcome = "unobserved"
-            _unobserved(routed, self._picker)
+            _ = picker.spawn(picker.asking.report(exchange, outcome, routed))
 
 
 def _unobserved(routed: RoutedRequest, picker: Picker) -> None:

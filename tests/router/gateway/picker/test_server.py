@@ -1,6 +1,7 @@
 """The picker's port, called by grpc's own client as Envoy would."""
 
 import asyncio
+from collections import Counter
 from threading import Event, Thread, current_thread
 from typing import Any
 
@@ -289,8 +290,9 @@ async def test_another_endpoint_than_the_picked_one_gets_the_load() -> None:
         await stage.idle()
 
 
-async def test_a_first_token_that_comes_while_the_load_moves_is_reported(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("is_whole", [False, True])
+async def test_what_comes_of_an_answer_while_the_load_moves_is_reported(
+    monkeypatch: pytest.MonkeyPatch, *, is_whole: bool
 ) -> None:
     async with a_picker(worker(), worker()) as stage:
         call, endpoint = await asked(stage)
@@ -307,17 +309,22 @@ async def test_a_first_token_that_comes_while_the_load_moves_is_reported(
         addresses.remove(endpoint)
         await call.write(response_headers(served=addresses[0]))
         event = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
-        await call.write(response_body(event))
+        await call.write(response_body(event + USAGE if is_whole else event, last=is_whole))
         for _ in range(2):
             await call.read()
         seen.set()
-        moved = stage.served.fleet.core.reservations._open
+        core = stage.served.fleet.core
+        moved = core.reservations._open
         await until(
-            lambda: any(each.prefill_done for each in moved.values()),
-            "the new reservation has its first token",
+            lambda: (
+                any(each.prefill_done for each in moved.values()) or core.endings[Ending.FINISHED]
+            ),
+            "the new reservation has its first token, or its end",
         )
         call.cancel()
         await stage.idle()
+        ends = [Ending.FAILED_CANCELLED, Ending.FINISHED if is_whole else Ending.FAILED_CANCELLED]
+        assert stage.endings == Counter(ends)
 
 
 async def test_a_models_rewritten_name_has_any_bytes(stage: Stage) -> None:
