@@ -32,7 +32,7 @@ from kvroute.client.messages.usage import Usage
 from kvroute.client.requests.failures import Kind, of_status
 from kvroute.v1 import FailureReason
 from router.gateway.engine_plane import is_of_plane
-from router.gateway.openai_body import BOM, TENANT_HEADERS, Facts
+from router.gateway.openai_body import BOM, TENANT_HEADERS, Facts, first_header
 from router.gateway.refusals import error_event
 from router.gateway.top_level import changed
 from router.gateway.usage import AnswerReader
@@ -113,13 +113,15 @@ class Exchange:
         changes_bodies: bool = True,
         identity: Identity | None = None,
         salts_tenants: bool = False,
+        model_headers: tuple[str, ...] = (),
     ) -> None:
         """path: one of PATHS. headers: the client's, names in any case. query: what follows `?`,
         as the client wrote it. request_id: X-Request-Id for the worker, and the beginning of the
         request's id at the router; empty: none. low_first: a lower `priority` in the body goes
         first, as in vLLM. changes_bodies: False where the caller can change neither the body nor
         the answer. identity: of the client's key; None: clients need no key. salts_tenants: the
-        cache salt depends on the tenant, so that tenants share no cached blocks. Raises
+        cache salt depends on the tenant, so that tenants share no cached blocks. model_headers:
+        headers of which the first that is set names the model in the body's place. Raises
         GatewayRefusal for a body that can't be read."""
         self.path = path
         self.query = query
@@ -128,6 +130,8 @@ class Exchange:
         self.identity = identity
         self._forwarded = forwarded(headers.items())
         self.facts = Facts(self.body, self._forwarded, self.kind, low_first=low_first)
+        self.model = first_header(self._forwarded, model_headers) or self.facts.model
+        """Name of the model by which routers know it; empty: the request names none."""
         self.tenant = self.facts.tenant
         if identity is not None and identity.tenant:
             self.tenant = identity.tenant
@@ -166,7 +170,7 @@ class Exchange:
             tokens = max(1, len(self.body) // BYTES_A_TOKEN)
             options["estimated_tokens"] = max(1, min(tokens, tokens_max))
             options["charged_tokens"] = tokens
-        options["model"] = facts.model  # empty, too: what is left out is looked for in the body
+        options["model"] = self.model  # empty, too: what is left out is looked for in the body
         expected = [n for n in (facts.output_tokens_max, output_tokens) if n is not None]
         own_id = self.request_id and self.request_id + CLIENT_ID_END + random_id()
         given = {

@@ -133,7 +133,7 @@ class Facts:
         self.names_priority = fields.priority is not UNSET
         self.names_salt = fields.cache_salt is not UNSET
         self.session_id = _session(getattr(fields, kind.session_field), headers)
-        tenant = _header(headers, TENANT_HEADERS) or _aside_text(fields.user)
+        tenant = first_header(headers, TENANT_HEADERS) or _aside_text(fields.user)
         self.tenant = tenant[:TEXT_MAX]
         self.priority = _priority(fields, headers, low_first)
         """Priority for routers, a higher one goes first; None: the client sets none."""
@@ -270,7 +270,7 @@ def _of_plane(fields: _Body) -> tuple[str, ...]:
 
 
 def _session(value: Raw, headers: Mapping[str, str]) -> str:
-    name = _header(headers, SESSION_HEADERS) or _aside_text(value)
+    name = first_header(headers, SESSION_HEADERS) or _aside_text(value)
     if not name and not _is_null(value) and not _is_long(value):
         try:
             metadata = _metadata.decode(value)
@@ -282,7 +282,7 @@ def _session(value: Raw, headers: Mapping[str, str]) -> str:
 
 
 def _priority(fields: _Body, headers: Mapping[str, str], low_first: bool) -> int | None:
-    number = whole(msgspec.json.encode(_header(headers, PRIORITY_HEADERS)[:TEXT_MAX]))
+    number = whole(msgspec.json.encode(first_header(headers, PRIORITY_HEADERS)[:TEXT_MAX]))
     if number is None and fields.priority is not UNSET:
         number = whole(fields.priority)
         number = -number if low_first and number is not None else number
@@ -292,7 +292,7 @@ def _priority(fields: _Body, headers: Mapping[str, str], low_first: bool) -> int
 
 
 def _slo_ms(headers: Mapping[str, str], names: tuple[str, ...]) -> int | None:
-    slo = _header(headers, names)
+    slo = first_header(headers, names)
     if not (slo.isascii() and slo.isdigit()):
         return None
     number = int(slo[:12])
@@ -314,7 +314,8 @@ def _is_list_of_prompts(prompt: Raw) -> bool:
     return start[:2] in (b'["', b"[[")
 
 
-def _header(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
+def first_header(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
+    """The first of these headers that has a value; empty: none has."""
     for name in names:
         if value := headers.get(name):
             return value

@@ -29,6 +29,8 @@ EVENT_BYTES_MAX = 1 << 18
 USAGES_MAX = 8
 """Most places with the word "usage" that are tried, the last one first."""
 
+_LINE_END = ord("\r")
+"""The greater of the two bytes that a line of a stream may end with."""
 _EDGE = 96
 """Bytes of a chunk's end that are kept, to find words that two chunks share."""
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w.-]{1,200})"')
@@ -94,6 +96,7 @@ class AnswerReader:
         self.is_stream = is_stream
         self._takes_out = takes_usage_out and is_stream
         self._keeps_head = kind.is_continued or (kind.usage_begins and is_stream)
+        self._event_end = b"\n\n"
         self._held = b""
         """The beginning of an event whose end has not come."""
         self._in_long_event = False
@@ -119,10 +122,14 @@ class AnswerReader:
             self._look_within(chunk)
         if self._takes_out:
             chunk = self._without_usage(chunk)
-        if self.is_stream:
-            self.chunks += chunk.count(b"\n\n")
         if chunk:
             self.passed = True
+            if self.is_stream:
+                if not self.chunks and b"\r" in chunk:  # its lines end so: no JSON has one
+                    self._event_end = b"\r\n\r\n"
+                self.chunks += chunk.count(self._event_end)
+                if chunk[0] <= _LINE_END:
+                    self.chunks += self._ends_event(chunk)
         tail = self._tail
         tail += chunk if len(chunk) <= TAIL_BYTES else chunk[-TAIL_BYTES:]
         if len(tail) > KEPT_BYTES:
@@ -138,7 +145,7 @@ class AnswerReader:
     @property
     def inside_event(self) -> bool:
         """Whether the bytes passed on end inside an event."""
-        return self.is_stream and bool(self._tail) and not self._ending().endswith(b"\n\n")
+        return self.is_stream and bool(self._tail) and not self._tail.endswith(self._event_end)
 
     def error_status(self) -> int | None:
         """The HTTP status in the error that a stream ends with, which engines send when they can't
@@ -200,6 +207,11 @@ class AnswerReader:
         elif self._near:
             self._near = (self._near + chunk)[:USAGE_BYTES]
         self._within_edge = seen[-_EDGE:]
+
+    def _ends_event(self, chunk: bytes) -> bool:
+        """Whether a chunk begins with the rest of an event's end that the one before began."""
+        most = len(self._event_end) - 1
+        return self._event_end in self._tail[-most:] + chunk[:most]
 
     def _ending(self) -> bytes:
         return bytes(self._tail)

@@ -9,6 +9,7 @@ from kvroute.v1 import Phase
 from router.config.settings.picker_settings import PickerSettings
 from router.config.settings.request_settings import RequestSettings
 from router.gateway.exchange import Exchange
+from router.gateway.openai_body import first_header
 from router.gateway.picker.endpoints import Endpoints
 from router.gateway.picker.request_stream import RequestStream
 from router.gateway.routers import Router
@@ -18,7 +19,6 @@ from router.gateway.server.roster import Roster
 from router.observe.tracing.gateway_trace import GatewayTrace
 
 _OBJECTIVES = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
-_MODELS = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 
 
 class PickerAsking(Asking):
@@ -86,19 +86,12 @@ class PickerAsking(Asking):
     def _options(self, request: RequestStream, exchange: Exchange, by_load: bool) -> dict[str, Any]:
         """Options for a request's Route call. by_load: an estimated length replaces the prompt."""
         settings = self._settings
-        model = _first(request.headers, _MODELS) or exchange.facts.model
-        options = self.question(exchange, model, by_load=by_load)
-        priority = settings.objectives.get(_first(request.headers, _OBJECTIVES))
+        options = self.question(exchange, by_load=by_load)
+        priority = settings.objectives.get(first_header(request.headers, _OBJECTIVES))
         if priority is not None:
             options["priority"] = priority
-        if model:
-            options["model"] = model
         if request.subset is not None:
             options["allowed_worker_ids"] = self._endpoints.among(request.subset)
-        if settings.pairs == "llm-d" and self.roster.pair_engines(model):
+        if settings.pairs == "llm-d" and self.roster.pair_engines(exchange.model):
             options["phase"] = Phase.PHASE_PREFILL_DECODE
         return options
-
-
-def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
-    return next((value for name in names if (value := headers.get(name))), "")

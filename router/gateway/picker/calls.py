@@ -35,6 +35,8 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 log = logging.getLogger("kvroute.picker")
 _broken = Seldom(log)
 """Log line, written seldom, for messages that can't be read."""
+_faults = Seldom(log, logging.ERROR)
+"""Log line, written seldom, for messages at which the picker failed."""
 
 
 class Health:
@@ -152,8 +154,9 @@ class Calls:
                 now_s = asyncio.get_running_loop().time()
                 _broken.log(now_s, "%s: %s", self._protocol.peer, error)
                 call.malformed(str(error))
-            except Exception:
-                log.exception("a message of Envoy's was not answered")
+            except Exception as error:
+                now_s = asyncio.get_running_loop().time()
+                _faults.log(now_s, "a message of Envoy's was not answered", error=error)
                 self.abandon(stream, call, Status.INTERNAL, "the picker failed")
         elif isinstance(call, str) and call.startswith(HEALTH):
             self._check(stream, content, watches=call.endswith("Watch"))

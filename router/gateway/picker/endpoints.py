@@ -1,6 +1,9 @@
 """Workers by endpoint, the `ip:port` by which Envoy knows them.
 
-Law: an old list stays while no router answers, and an old address while its name can't be resolved.
+Laws:
+- an old list stays while no router answers, and an old address while its name can't be resolved;
+- a pick and the list wait for a name's first lookup alone: later ones are made one after another,
+  beside them, so that a name server that does not answer holds nothing up.
 """
 
 import asyncio
@@ -8,19 +11,24 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Callable, Iterable
+from math import inf
 from urllib.parse import urlsplit
 
 from kvroute.v1 import WorkerStatus
 from router.gateway.server.roster import WORKER_S, Roster
+from router.net.listener.seldom import Seldom
 
 REFRESH_S = 1.0
 """Least seconds from one list of workers to the next."""
 RESOLVED_S = 30.0
 """Seconds for which a host name's address is used before the name is resolved again."""
 NAMES_MAX = 4096
-"""Most host names whose addresses are remembered; the one resolved longest ago is forgotten."""
+"""Most host names whose addresses are remembered; the one looked up longest ago is forgotten."""
 
 log = logging.getLogger("kvroute.picker")
+_Name = tuple[str, int]
+"""A host name and a port."""
+_UNKNOWN = ("", -inf)
 
 
 class Endpoints:
@@ -29,8 +37,9 @@ class Endpoints:
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self._clock: Callable[[], float] = asyncio.get_running_loop().time
-        self._addresses: dict[tuple[str, int], tuple[str, float]] = {}
-        """Host and port -> endpoint, and when it was resolved."""
+        self._addresses: dict[_Name, tuple[str, float]] = {}
+        """Name -> endpoint, empty while it can't be resolved, and when it was resolved."""
+        self._unresolved = Seldom(log)
         self._workers: dict[str, list[str]] = {}
         """Endpoint -> ids of its workers: several for an engine with ranks behind one port."""
         self._loads: dict[str, float] = {}
@@ -49,6 +58,22 @@ class Endpoints:
         if self._roster.listed:
             await self.use(self._roster.workers)
 
+    async def keep_names(self) -> None:
+        """Looks up the names of the listed workers again and again, until cancelled."""
+        while True:
+            await self.look_up()
+            await asyncio.sleep(REFRESH_S)
+
+    async def look_up(self) -> None:
+        """Looks up each name of a listed worker that was not resolved for RESOLVED_S, one at a
+        time."""
+        for each in self._roster.workers:
+            name = _named(each.address)
+            if isinstance(name, tuple):
+                _, resolved_s = self._addresses.get(name, _UNKNOWN)
+                if self._clock() >= resolved_s + RESOLVED_S:
+                    await self._looked_up(name)
+
     async def use(self, workers: Iterable[WorkerStatus]) -> None:
         """Replaces the list of workers."""
         ids: dict[str, list[str]] = {}
@@ -66,18 +91,11 @@ class Endpoints:
     async def of(self, address: str) -> str:
         """The endpoint, such as 10.0.0.3:8000, of a worker's address; empty: the address's host
         name can't be resolved, or it is no address."""
-        try:
-            parts = urlsplit(address if "//" in address else f"//{address}")
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            return ""
-        if not host:
-            return ""
-        port = port or (443 if parts.scheme == "https" else 80)
-        try:
-            return _endpoint(str(ipaddress.ip_address(host)), port)
-        except ValueError:
-            return await self._resolved(host, port)
+        name = _named(address)
+        if isinstance(name, str):
+            return name
+        known = self._addresses.get(name)
+        return known[0] if known is not None else await self._looked_up(name)
 
     def worker_at(self, endpoint: str) -> str | None:
         """Id of a worker at an endpoint, any of several; None: there is none."""
@@ -105,23 +123,38 @@ class Endpoints:
         loads[best] += 1.0
         return best
 
-    async def _resolved(self, host: str, port: int) -> str:
-        known = self._addresses.get((host, port))
+    async def _looked_up(self, name: _Name) -> str:
+        """Looks a name up, and returns its endpoint; the old one if it can't be resolved."""
+        host, port = name
         now_s = self._clock()
-        if known is not None and now_s < known[1] + RESOLVED_S:
-            return known[0]
-        loop = asyncio.get_running_loop()
         try:
+            loop = asyncio.get_running_loop()
             infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            log.warning("the host name %r of a worker can't be resolved: %s", host, error)
-            return known[0] if known is not None else ""
-        endpoint = _endpoint(str(infos[0][4][0]), port)
-        self._addresses.pop((host, port), None)
-        self._addresses[host, port] = endpoint, now_s
+            known = _endpoint(str(infos[0][4][0]), port), now_s
+        except (OSError, UnicodeError) as error:  # Unicode: a label of a wrong length
+            words = "the host name %r of a worker can't be resolved: %s"
+            self._unresolved.log(now_s, words, host, error)
+            known = self._addresses.get(name, _UNKNOWN)
+        self._addresses.pop(name, None)
+        self._addresses[name] = known
         if len(self._addresses) > NAMES_MAX:
             del self._addresses[next(iter(self._addresses))]
-        return endpoint
+        return known[0]
+
+
+def _named(address: str) -> _Name | str:
+    """The host name and port of a worker's address; its endpoint, if the host is an IP address;
+    empty: it is no address."""
+    try:
+        parts = urlsplit(address if "//" in address else f"//{address}")
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return ""
+    port = port or (443 if parts.scheme == "https" else 80)
+    try:
+        return _endpoint(str(ipaddress.ip_address(host)), port)
+    except ValueError:
+        return (host, port) if host else ""
 
 
 def _endpoint(host: str, port: int) -> str:

@@ -52,10 +52,12 @@ _ENDS = {
 _NONE_IN_SUBSET = "none of the endpoints in the gateway's subset is a worker that can be picked"
 REPEATED = "repeated"
 """Outcome of a stream whose request has another stream's pick."""
+_UNOBSERVED = "unobserved"
 NOT_FOLLOWED = (
     "Envoy sent a request to %s instead of the picked %s: does its cluster have that endpoint?"
     " (kvroute_picker_not_followed_total counts them)"
 )
+LEFT_OUT = "Envoy sent a part of a request's body after its end; it is left out"
 ENDED_A_TURN = 64
 """Streams that a stop of the picker ends in one turn of the event loop."""
 
@@ -119,6 +121,8 @@ class Picker:
         """Set while no request is under way."""
         self.idle.set()
         self.not_followed = Seldom(log)
+        self.left_out = Seldom(log)
+        self.faults = Seldom(log, logging.ERROR)
 
     def opened(self, call: "PickedRequest") -> None:
         """Records a stream, whose request has not begun."""
@@ -292,6 +296,10 @@ class PickedRequest(RequestStream):
             self._channel.resume()
 
     @override
+    def left_out(self) -> None:
+        self._picker.left_out.log(self._picker.clock(), LEFT_OUT)
+
+    @override
     def when_room(self) -> None:
         self._holds_back = True
         self._channel.when_room(self.flow)
@@ -368,8 +376,8 @@ class PickedRequest(RequestStream):
             picker.counters.picked(picker.clock() - began_s, self._trace)
             self._endpoint = endpoints[0]
             self._answer(",".join(endpoints), headers)
-        except Exception:
-            log.exception("a request was not routed, and goes by load")
+        except Exception as error:
+            self._fault("a request was not routed, and goes by load", error)
             self._blind("fault")
 
     async def _observe(self, body: Reading | Blind) -> None:
@@ -386,10 +394,14 @@ class PickedRequest(RequestStream):
         except KvRouteError as error:
             self._refuse(reason_of(error), error.message, error.retry_after_s)
             return
-        except Exception:
-            log.exception("no decision was made about a request that another router serves")
+        except Exception as error:
+            self._fault("no decision was made about a request that another router serves", error)
         self._outcome = outcome
         self.decided()
+
+    def _fault(self, words: str, error: Exception) -> None:
+        """Logs a fault of the picker's own, seldom: a client's bytes may cause it at will."""
+        self._picker.faults.log(self._picker.clock(), words, error=error)
 
     def _answer(self, endpoints: str, headers: Mapping[str, str]) -> None:
         if not self._gone:
@@ -432,10 +444,12 @@ class PickedRequest(RequestStream):
         except KvRouteError as error:
             log.info("worker %s serves a request without a reservation: %s", worker_id, error)
             return
-        if self.is_over:
-            await moved.failed(FailureReason.FAILURE_REASON_CANCELLED, wait=False)
-        else:
-            self._routed = moved
+        if exchange.outcome is not None:  # the answer is over
+            self._report(moved, exchange, exchange.outcome)
+            return
+        self._routed = moved
+        if self._seen_first:  # it came meanwhile, and its report had no reservation
+            self.first_token()
 
     @override
     def first_token(self) -> None:
@@ -458,15 +472,20 @@ class PickedRequest(RequestStream):
             return
         blame = outcome.blame
         self._outcome = "finished" if blame is None else _OUTCOMES[blame]
-        if routed is None:  # no pick yet, or the load is being moved
-            if self._task is not None and not self._task.done():
-                self._task.cancel()
-        elif observed and (exchange := self._exchange) is not None:
-            picker = self._picker
-            _ = picker.spawn(picker.asking.report(exchange, outcome, routed))
+        if not observed:
+            self._outcome = _UNOBSERVED
+        if routed is not None and self._exchange is not None:
+            self._report(routed, self._exchange, outcome)
+        elif self._task is not None and not self._task.done():  # no pick yet
+            self._task.cancel()
+
+    def _report(self, routed: RoutedRequest, exchange: Exchange, outcome: Outcome) -> None:
+        """Reports how a request that is over ended."""
+        picker = self._picker
+        if self._outcome == _UNOBSERVED:
+            _unobserved(routed, picker)
         else:
-            self._outcome = "unobserved"
-            _unobserved(routed, self._picker)
+            _ = picker.spawn(picker.asking.report(exchange, outcome, routed))
 
 
 def _unobserved(routed: RoutedRequest, picker: Picker) -> None:

@@ -23,7 +23,6 @@ Laws:
 - a client's headers of the engine plane are removed, but for those that the pick sets.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
 from functools import partial
@@ -34,7 +33,7 @@ from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.gateway.engine_plane import of_plane
 from router.gateway.exchange import Blame, Exchange, Outcome, client_id
 from router.gateway.picker import messages
-from router.gateway.picker.held_body import HeldBody
+from router.gateway.picker.held_body import SMALL_BYTES, HeldBody
 from router.gateway.picker.messages import Part
 from router.gateway.picker.patience import Wait
 from router.gateway.picker.repeats import REQUEST_ID
@@ -42,11 +41,10 @@ from router.gateway.refusals import Answer
 from router.gateway.server.pace import BODY_S, wait_s
 from router.request.bodies import PATHS
 
+MODEL_HEADERS = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 _NONE = pb.BODY_SEND_MODE_NONE_UNSPECIFIED
 _BUFFERED = (pb.BODY_SEND_MODE_BUFFERED, pb.BODY_SEND_MODE_BUFFERED_PARTIAL)
 _DUPLEX = pb.BODY_SEND_MODE_FULL_DUPLEX_STREAMED
-
-log = logging.getLogger("kvroute.picker")
 
 
 class Blind(Enum):
@@ -133,12 +131,16 @@ class RequestStream:
         """Called when the request's headers have come."""
 
     def may_hold(self, size: int) -> bool:
-        """Whether the body may grow by `size` bytes, within a bound over all streams."""
+        """Whether a part of the body that takes `size` bytes may be held, within a bound over all
+        streams."""
         return True
 
     def ask(self, body: Reading | Blind) -> None:
         """Called when the request needs an endpoint. The subclass later calls `picked`, `unpicked`
         or `refused`, and with a Reading `read` before. Blind: why the body is not to be read."""
+
+    def left_out(self) -> None:
+        """Called when a part of the body is left out, since it came after the body's end."""
 
     def when_room(self) -> None:
         """Has `flow` called once Envoy has room for more; until then Envoy is kept from sending."""
@@ -340,19 +342,18 @@ class RequestStream:
         if self._body_ended and self._request_mode == _DUPLEX:
             # Envoy since 1.35 may send the last part twice (envoyproxy/envoy#46237): passed on, it
             # would double the end of the body.
-            log.warning("Envoy sent a part of a request's body after its end; it is left out")
+            self.left_out()
             return
         self._body_ended = part.is_last
         if self._at in (_At.PICKED, _At.OVER):
             self._pass_on(part)
             return
-        if self._at is _At.PENDING and not self._body_comes_first():
-            raise ValueError("a request's body came before the answer to its headers")
+        if self._at is _At.PENDING:  # the body is whole, or waits for an answer
+            raise ValueError("a part of a request's body came before the answer that it waits for")
         self._body.append(part)
-        if self._at is _At.PENDING:
-            return  # it was too long to wait for its end
         size = len(part.body)
-        if self._body.bytes + size > self._body_bytes_max or not self.may_hold(size):
+        held = max(size, SMALL_BYTES)  # a part takes memory beside its bytes
+        if self._body.bytes + size > self._body_bytes_max or not self.may_hold(held):
             self._ask(Blind.BODY_TOO_LARGE)
             return
         self._body.bytes += size
@@ -456,4 +457,5 @@ def _exchange(
     **more: Any,
 ) -> Exchange:
     body, request_id = b"".join(pieces), client_id(headers.get(REQUEST_ID, ""))
-    return Exchange(path, body, headers, changes_bodies=False, request_id=request_id, **more)
+    more |= {"request_id": request_id, "model_headers": MODEL_HEADERS}
+    return Exchange(path, body, headers, changes_bodies=False, **more)

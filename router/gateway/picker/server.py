@@ -147,6 +147,7 @@ class PickerServer:
                 " - at `$.picker.listen`"
             ) from error
         self._tasks.spawn(endpoints.keep(), "list of endpoints")
+        self._tasks.spawn(endpoints.keep_names(), "names of workers")
         self._tasks.spawn(self._followed.run(), "files of keys")
         self._tasks.spawn(self._keep_health(), "health of the picker")
 

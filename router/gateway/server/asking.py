@@ -35,9 +35,10 @@ class Asking:
         self._counters = counters
         self._lengths = OutputLengths()
 
-    def question(self, exchange: Exchange, model: str, *, by_load: bool) -> dict[str, Any]:
-        """Options for a request's Route call. model: name by which the answers' mean length is
-        known. by_load: the prompt's estimated length replaces the prompt."""
+    def question(self, exchange: Exchange, *, by_load: bool) -> dict[str, Any]:
+        """Options for a request's Route call. by_load: the prompt's estimated length replaces the
+        prompt."""
+        model = exchange.model
         return exchange.question(
             by_load=by_load,
             tokens_max=self.roster.estimate_max(model),
@@ -92,7 +93,7 @@ class Asking:
             await routed.failed(outcome.blame.value, wait=False)
             return
         if exchange.has_body:
-            self._lengths.add(exchange.facts.model, outcome.output_tokens)
+            self._lengths.add(exchange.model, outcome.output_tokens)
         await routed.finished(
             output_tokens=outcome.output_tokens,
             cached_tokens=usage.cached_tokens if cached_tokens is None else cached_tokens,

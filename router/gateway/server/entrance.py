@@ -2,13 +2,14 @@
 
     head        its size (router/net/http), its path and its `Expect`
     identity    the client's key or certificate, and the right that the path needs
-    limits      of that key, then of the gateway: room for the request and for its body
+    limits      of the gateway: room for the request and for its body; then of that key
     bytes       of the body, counted as they come; refused below a least pace
     unpacking   of the body in steps, with turns of the event loop between
 
 Laws:
 - a step begins only after those above it: no body is read before identity and limits are checked;
-- a refusal costs what reading a head costs: the rest of the body is dropped without unpacking.
+- a refusal costs what reading a head costs: the rest of the body is dropped without unpacking;
+- a request that finds no room uses nothing of its key's limits.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -94,19 +95,18 @@ class Entrance:
         """
         length = request.content_length or 0
         self.room.check_size(length)
+        name = None if usage is None else usage.identity.name
+        place = self.room.enter(client_of(name, request.remote))
+        place.announced(length)
         if usage is not None:
             usage.request()
             usage.message(length)
-        name = None if usage is None else usage.identity.name
-        place = self.room.enter(client_of(name, request.remote))
-        if usage is not None:
             usage.reserved(held)
         return place
 
     async def body(self, request: web.Request, usage: Usage | None, place: Place) -> bytes:
         """Reads the body and unpacks it; raises GatewayRefusal."""
         length = request.content_length or 0
-        place.announced(length)
         reader = BodyReader(request, place, encoding_of(request.headers))
         await go_on(request)
         try:

@@ -112,7 +112,7 @@ class Forwarder:
     def _question(self, exchange: Exchange, by_load: bool) -> dict[str, Any]:
         """Options for a request's Route call, for a pair if the model has prefill workers.
         by_load: the prompt's estimated length replaces the prompt."""
-        options = self.asking.question(exchange, exchange.facts.model, by_load=by_load)
+        options = self.asking.question(exchange, by_load=by_load)
         if self._pairs(exchange):
             options["phase"] = Phase.PHASE_PREFILL_DECODE
         return options

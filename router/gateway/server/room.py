@@ -54,7 +54,8 @@ class Room:
         """Holdings of clients with open requests."""
 
     def enter(self, client: Client) -> "Place":
-        """Counts a request as open; raises GatewayRefusal when a bound is reached."""
+        """A place for a request, which counts as open once it is entered (`with`); raises
+        GatewayRefusal when a bound is reached."""
         holding = self._holdings.get(client)
         if holding is not None and holding.open >= self._client_open_max:
             most = self._client_open_max
@@ -65,9 +66,7 @@ class Room:
         if self.open >= self._open_max:
             message = f"all clients together have {self._open_max} open requests, the limit"
             raise GatewayRefusal("TOO_MANY_REQUESTS", message)
-        if holding is None:
-            holding = self._holdings[client] = _Holding()
-        return Place(self, client, holding)
+        return Place(self, client, holding or _Holding())
 
     def check_size(self, size: int) -> None:
         """Raises GatewayRefusal for a body larger than one may be."""
@@ -85,7 +84,8 @@ class Room:
 
 
 class Place:
-    """An open request in a Room, which counts with its body's bytes until it is left (`with`)."""
+    """An open request in a Room, which counts with its body's bytes while it is entered (`with`).
+    Between Room.enter and that nothing may wait."""
 
     __slots__ = ("_client", "_holding", "bytes", "room")
 
@@ -94,8 +94,6 @@ class Place:
         self._client = client
         self._holding = holding
         self.bytes = 0
-        room.open += 1
-        holding.open += 1
 
     @property
     def turn(self) -> asyncio.Lock:
@@ -119,6 +117,9 @@ class Place:
         self.room.bytes += size
 
     def __enter__(self) -> Self:
+        self.room._holdings[self._client] = self._holding
+        self.room.open += 1
+        self._holding.open += 1
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -219,6 +219,8 @@ class Sent:
             passes = 200 <= status < 300 or of_status(status) is Kind.REJECTED
             kind = HeadTooLong if passes else UnusableAnswer
             raise kind(str(error)) from error
+        except UnicodeError as error:  # a label of a wrong length: DNS has no such name
+            raise UnusableAnswer(f"the worker's host can be no name: {error}") from error
         except aiohttp.ClientResponseError as error:
             # aiohttp's own for bytes that are no HTTP. Its status is 400, by which it would pass
             # for the client's mistake.

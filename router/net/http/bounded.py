@@ -1,5 +1,6 @@
 """An HTTP connection with bounds on the time for each request's head, the time without requests,
-and the rest of a body that no handler reads.
+the time in which its client takes nothing of an answer, and the rest of a body that no handler
+reads.
 
 Laws:
 - a request's head has at most HEAD_TIMES x head_bytes_max bytes, whether it ends or not;
@@ -47,7 +48,7 @@ class BoundedHandler(web.RequestHandler):
 
     __slots__ = (
         "_connections", "_dropped", "_drops", "_head_bytes", "_head_bytes_max", "_head_timeout_s",
-        "_head_timer", "_left", "_malformed", "_resumes",
+        "_head_timer", "_left", "_malformed", "_read_s", "_read_timer", "_resumes", "_unread",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +85,10 @@ class BoundedHandler(web.RequestHandler):
         self._malformed = malformed
         self._head_timeout_s = bounds.head_timeout_s
         self._head_timer: asyncio.TimerHandle | None = None
+        self._read_s = bounds.read_s
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._unread = 0
+        """Bytes that waited for the client when it was last looked at; -1: all have gone since."""
 
     @property
     def begun(self) -> bool:
@@ -112,8 +117,39 @@ class BoundedHandler(web.RequestHandler):
                 self._refuse_head(self._waiter)
 
     @override
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._read_timer is None:
+            self._await_reader()
+
+    @override
+    def resume_writing(self) -> None:
+        self._unread = -1
+        super().resume_writing()
+
+    def _await_reader(self) -> None:
+        """Looks again in read_s whether the client has taken something."""
+        assert self.transport is not None  # it paused
+        self._unread = self.transport.get_write_buffer_size()
+        loop = asyncio.get_running_loop()
+        self._read_timer = loop.call_later(self._read_s, self._look_for_reader)
+
+    def _look_for_reader(self) -> None:
+        self._read_timer = None
+        transport = self.transport
+        if transport is None or not self.writing_paused:
+            return
+        if transport.get_write_buffer_size() != self._unread:
+            self._await_reader()
+            return
+        self._connections.closed["unread"] += 1
+        transport.abort()
+
+    @override
     def connection_lost(self, exc: BaseException | None) -> None:
         self._cancel_timer()
+        if self._read_timer is not None:
+            self._read_timer.cancel()
         super().connection_lost(exc)
         self._left()
 

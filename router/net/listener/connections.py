@@ -27,13 +27,15 @@ from router.net.listener.held import PortHeld
 FREE_TIMES = 7
 LOOKED_AT = 64
 """Most connections, not begun and begun each, that are checked to find one to replace."""
-REASONS = ("full", "address", "slow_head", "idle", "malformed", "tls", "keepalive", "age", "held")
+REASONS = ("full", "address", "slow_head", "idle", "malformed", "tls", "keepalive", "age", "held",
+           "unread")  # fmt: skip
 """Why a port closed a connection by itself. full: past connections_max, or to make room then.
 address: past its client's part, or to make room then. slow_head: TLS, or a request's head, took too
 long. idle: it had no request for too long. malformed: what came is not the port's protocol, or is
 past a bound of it. tls: a handshake that failed, or bytes without TLS where the port wants TLS, or
 the reverse. keepalive: no answer to a ping. age: calls went on after the grace of its age. held: it
-held most of a port that held too much, see held.PortHeld."""
+held most of a port that held too much, see held.PortHeld. unread: its client took nothing of an
+answer."""
 
 
 @dataclass(frozen=True, slots=True)

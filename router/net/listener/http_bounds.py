@@ -28,6 +28,9 @@ class HttpBounds:
     connections_max: int = 10_000
     idle_timeout_s: float = IDLE_TIMEOUT_S
     head_timeout_s: float = HEAD_TIMEOUT_S
+    read_s: float = 300.0
+    """Seconds in which a client takes nothing of an answer that waits for it, until its connection
+    ends: most of a socket's buffer, which a slow client may have to read first, is no progress."""
     linger_s: float = 2.0
     """Seconds for which the rest of a body is read after its request's answer, so that its client
     reads the answer before the connection is closed."""

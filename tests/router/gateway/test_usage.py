@@ -365,3 +365,19 @@ def test_no_bytes_of_an_answer_raise(
     reader.error_status()
     reader.next_number()
     reader.response_id()
+
+
+@pytest.mark.parametrize("takes_usage_out", [False, True])
+@pytest.mark.parametrize("line", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("size", [*range(1, 9), 1000])
+def test_every_event_counts_once_however_it_is_cut(
+    size: int, line: bytes, *, takes_usage_out: bool
+) -> None:
+    reader = AnswerReader(CHAT, is_stream=True, takes_usage_out=takes_usage_out)
+    stream = (b'data: {"choices":[{"index":0}]}' + line + line) * 10
+    passed = b""
+    for at in range(0, len(stream), size):
+        passed += reader.feed(stream[at : at + size])
+        assert reader.chunks == passed.count(line + line)
+        assert reader.inside_event is (passed[-2 * len(line) :] != line + line and bool(passed))
+    assert (reader.chunks, passed) == (10, stream)

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -48,25 +49,67 @@ async def test_addresses_become_endpoints(
     assert await made().of(address) == endpoint
 
 
-async def test_names_are_resolved_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    answers = iter(["10.0.0.1", "10.0.0.2", None])
-    now_s = [0.0]
+@dataclass
+class Names:
+    """A name server, and the picker's clock."""
 
-    async def resolved(host: str, port: int, **_: Any) -> list[Any]:
-        calls.append(host)
-        if (answer := next(answers)) is None:
+    answers: list[str | None]
+    now_s: float = 0.0
+    calls: int = 0
+
+    async def resolved(self, host: str, port: int, **_: Any) -> list[Any]:
+        self.calls += 1
+        if (answer := self.answers.pop(0)) is None:
             raise socket.gaierror(-2, "unknown")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (answer, port))]
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolved)
-    known = made()
-    monkeypatch.setattr(known, "_clock", lambda: now_s[0])
-    for now_s[0], endpoint in ((0.0, "10.0.0.1:1"), (29.0, "10.0.0.1:1"), (31.0, "10.0.0.2:1")):
+    def known(self, monkeypatch: pytest.MonkeyPatch, *listed: str) -> Endpoints:
+        """Endpoints that are resolved here, of a fleet with workers at these addresses."""
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", self.resolved)
+        known = made()
+        known._roster.use([worker(each, each) for each in listed])
+        monkeypatch.setattr(known, "_clock", lambda: self.now_s)
+        return known
+
+
+async def test_names_are_resolved_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = Names(["10.0.0.1", "10.0.0.2", None, "10.0.0.3"])
+    known = names.known(monkeypatch, "http://pod:1", "http://10.0.0.9:1", "no address:x")
+    assert await known.of("http://pod:1") == "10.0.0.1:1"
+    expected = [(29.0, "10.0.0.1:1"), (31.0, "10.0.0.2:1")]
+    # The name's server is away: the old address stays, and is looked up again in the next round.
+    expected += [(99.0, "10.0.0.2:1"), (100.0, "10.0.0.3:1"), (101.0, "10.0.0.3:1")]
+    for names.now_s, endpoint in expected:
+        await known.look_up()
         assert await known.of("http://pod:1") == endpoint
-    now_s[0] = 99.0  # the name's server is away: the old address stays
-    assert await known.of("http://pod:1") == "10.0.0.2:1"
-    assert calls == ["pod"] * 3
+    assert names.calls == 4
+
+
+async def test_no_pick_and_no_list_waits_for_a_name_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = Names(["10.0.0.1", None, None, None])
+    known = names.known(monkeypatch, "http://pod:1", "http://late:1")
+    assert [await known.of(f"http://{host}:1") for host in ("pod", "late")] == ["10.0.0.1:1", ""]
+    names.now_s = 1000.0
+    for _ in range(3):
+        await known.use(known._roster.workers)
+        assert [await known.of(f"http://{host}:1") for host in ("pod", "late")] == [
+            "10.0.0.1:1",
+            "",
+        ]
+    assert names.calls == 2
+    await known.look_up()
+    assert names.calls == 4
+    assert len(caplog.records) == 2, "a line for all names, seldom"
+
+
+@pytest.mark.parametrize("host", ["worker..local", "a" * 64])
+async def test_a_name_that_can_be_no_hosts_has_no_endpoint(host: str) -> None:
+    known = made()
+    await known.use([worker("a", f"grpc://{host}:9000"), worker("b", "http://10.0.0.2:1")])
+    assert known.worker_at("10.0.0.2:1") == "b"
+    assert await known.of(f"grpc://{host}:9000") == ""
 
 
 async def test_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,16 @@ from prometheus_client import CollectorRegistry
 from kvroute.ext_proc.v3 import ext_proc_pb2 as pb
 from router.config.settings.picker_settings import PickerSettings
 from router.config.settings.request_settings import RequestSettings
+from router.gateway.exchange import Exchange
 from router.gateway.picker import picks
 from router.gateway.picker.calls import PROCESS
 from router.gateway.picker.counters import Early, PickerCounters
+from router.gateway.picker.held_body import SMALL_BYTES
 from router.gateway.picker.patience import Patience
 from router.gateway.picker.picks import PickedRequest, Picker
 from router.gateway.picker.repeats import Repeats
-from router.gateway.server.pace import BODY_S, GRACE_S, PACE_BYTES_PER_S
+from router.gateway.picker.request_stream import Reading
+from router.gateway.server.pace import BODY_S, GRACE_S, PACE_BYTES_PER_S, wait_s
 from router.net.http2.frames import (
     DATA,
     END_HEADERS,
@@ -34,6 +37,7 @@ from router.net.http2.frames import (
 from router.net.http2.requests import PASSED
 from router.net.http2.sockets import Http2Protocol
 from router.net.listener.http_bounds import HttpBounds
+from router.net.listener.seldom import LOG_S
 from tests.router.gateway.picker.test_server import BODY, CHAT, USAGE, asked, worker
 from tests.stage.garbage import freed_at_once
 from tests.stage.http2_frames import call_head
@@ -157,6 +161,35 @@ async def test_a_body_is_waited_for_by_what_has_come_of_it(told: Told) -> None:
     assert told.sample("kvroute_refusals_total", program="picker", reason="BODY_TOO_SLOW") == 1
     assert told.sample("kvroute_picker_requests_total", outcome="refused") == 1
     assert told.sample("kvroute_held_bytes", what="picker_bodies", port="") == 0
+
+
+async def test_a_part_of_few_bytes_counts_as_more_while_it_is_held(told: Told) -> None:
+    call = told.open()
+    tell(call, request_headers(CHAT), *[request_body(b"", last=False)] * 3)
+    tell(call, request_body(bytes(SMALL_BYTES + 1), last=False))
+    held = told.sample("kvroute_held_bytes", what="picker_bodies", port="")
+    assert held == 4 * SMALL_BYTES + 1
+    assert call.body_wait_s == wait_s(SMALL_BYTES + 1)
+    call.reset()
+    call.left()
+    assert told.sample("kvroute_held_bytes", what="picker_bodies", port="") == 0
+
+
+async def test_what_a_client_may_cause_at_will_is_logged_seldom(
+    told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> Exchange:
+        raise RuntimeError("odd")
+
+    for count in (1, 2):
+        for _ in range(3):
+            call = told.open()
+            tell(call, request_headers(CHAT), *[request_body(BODY)] * 3)
+            await call._pick(Reading(1, broken))
+        levels = sorted(each.levelname for each in caplog.records)
+        assert levels == ["ERROR"] * count + ["WARNING"] * count
+        told.now_s += LOG_S
+    assert told.sample("kvroute_by_load_total", program="picker", reason="fault") == 6
 
 
 async def test_the_pace_of_a_body_that_a_gateway_sends_whole_is_not_seen(told: Told) -> None:

@@ -37,7 +37,7 @@ class Recorder(RequestStream):
         self.served_by: list[str] = []
         self.first_tokens = self.tokens = 0
         self.ends: list[tuple[Outcome | None, bool]] = []
-        self.closed = self.begun = self.waits = self.let_go_of = 0
+        self.closed = self.begun = self.waits = self.let_go_of = self.parts_left_out = 0
         self.exchanges: list[Exchange] = []
         self.has_room = True
 
@@ -58,6 +58,9 @@ class Recorder(RequestStream):
         if isinstance(body, Reading):
             self.exchanges.append(body.make())
             self.read(self.exchanges[-1])
+
+    def left_out(self) -> None:
+        self.parts_left_out += 1
 
     def when_room(self) -> None:
         self.waits += 1
@@ -135,7 +138,7 @@ def test_full_duplex_holds_all_back_until_the_body_is_whole() -> None:
     ]
 
 
-def test_a_part_after_the_bodys_end_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_part_after_the_bodys_end_is_left_out() -> None:
     """As Envoy sends the last part of some long bodies twice: before the pick, and after it."""
     stream, seen = a_stream()
     tell(stream, request_headers(CHAT), request_body(BODY), request_body(BODY))
@@ -145,7 +148,26 @@ def test_a_part_after_the_bodys_end_is_left_out(caplog: pytest.LogCaptureFixture
     assert kinds(seen.take()) == ["request_headers", "request_body"]
     tell(stream, request_body(BODY))
     assert seen.take() == []
-    assert len(caplog.records) == 2
+    assert seen.parts_left_out == 2
+
+
+@pytest.mark.parametrize("mode", [pb.BODY_SEND_MODE_BUFFERED, pb.BODY_SEND_MODE_STREAMED])
+def test_no_part_is_taken_while_the_pick_is_waited_for(mode: int) -> None:
+    stream, seen = a_stream()
+    tell(stream, modes(mode, pb.BODY_SEND_MODE_STREAMED))
+    if mode == pb.BODY_SEND_MODE_BUFFERED:
+        tell(stream, request_body(BODY, last=False))
+    assert len(seen.questions) == 1
+    with pytest.raises(ValueError, match="before the answer"):
+        tell(stream, request_body(BODY, last=False))
+
+
+def test_no_part_is_taken_after_the_trailers_of_a_body() -> None:
+    stream, _ = a_stream()
+    trailers = pb.ProcessingRequest(request_trailers=pb.HttpTrailers())
+    tell(stream, request_headers(CHAT), request_body(BODY, last=False), trailers)
+    with pytest.raises(ValueError, match="before the answer"):
+        tell(stream, request_body(BODY, last=False))
 
 
 def test_trailers_end_the_body_too() -> None:

@@ -1,6 +1,7 @@
 """The picker's port, called by grpc's own client as Envoy would."""
 
 import asyncio
+from collections import Counter
 from threading import Event, Thread, current_thread
 from typing import Any
 
@@ -287,6 +288,56 @@ async def test_another_endpoint_than_the_picked_one_gets_the_load() -> None:
         assert stage.sample("kvroute_picker_not_followed_total", endpoint="known") == 1
         call.cancel()
         await stage.idle()
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+async def test_what_comes_of_an_answer_while_the_load_moves_is_reported(
+    monkeypatch: pytest.MonkeyPatch, *, is_whole: bool
+) -> None:
+    async with a_picker(worker(), worker()) as stage:
+        call, endpoint = await asked(stage)
+        picker = stage.picker._picker
+        assert picker is not None
+        routed, seen = picker.asking.routed, asyncio.Event()
+
+        async def later(*about: Any, **more: Any) -> RoutedRequest:
+            await seen.wait()
+            return await routed(*about, **more)
+
+        monkeypatch.setattr(picker.asking, "routed", later)
+        addresses = [each.address.removeprefix("http://") for each in stage.workers]
+        addresses.remove(endpoint)
+        await call.write(response_headers(served=addresses[0]))
+        event = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+        await call.write(response_body(event + USAGE if is_whole else event, last=is_whole))
+        for _ in range(2):
+            await call.read()
+        seen.set()
+        core = stage.served.fleet.core
+        moved = core.reservations._open
+        await until(
+            lambda: (
+                any(each.prefill_done for each in moved.values()) or core.endings[Ending.FINISHED]
+            ),
+            "the new reservation has its first token, or its end",
+        )
+        call.cancel()
+        await stage.idle()
+        ends = [Ending.FAILED_CANCELLED, Ending.FINISHED if is_whole else Ending.FAILED_CANCELLED]
+        assert stage.endings == Counter(ends)
+
+
+async def test_a_models_rewritten_name_has_any_bytes(stage: Stage) -> None:
+    """Such as no model's name has: the router decides."""
+    stage.served.fleet.add("w1", address="http://10.0.0.1:1", model="\xff")
+    first = request_headers(CHAT)
+    headers = first.request_headers.headers.headers
+    headers.add(key="x-gateway-model-name-rewrite", raw_value=b"\xff")
+    call = await stage.sent(first, request_body(BODY))
+    assert picked(await call.read()) == "10.0.0.1:1"
+    assert stage.sample("kvroute_by_load_total", program="picker", reason="fault") == 0
+    call.cancel()
+    await stage.idle()
 
 
 async def test_a_gateways_subset_bounds_the_pick() -> None:

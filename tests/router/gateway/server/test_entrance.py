@@ -422,6 +422,23 @@ async def test_a_key_owes_bytes_that_it_did_not_announce_and_those_of_refused_bo
             now_s[0] += 60
 
 
+@pytest.mark.parametrize("bound", ["_open_max", "_bytes_max"])
+async def test_a_request_that_finds_no_room_uses_nothing_of_its_keys_limits(
+    bound: str, tmp_path: Path
+) -> None:
+    limits = {"requests_per_s": 1, "mib_per_s": 1, "reservations": 1}
+    door = a_door(tmp_path, identity("a", limits=limits), clock=lambda: 0.0)
+    async with a_gateway(Worker(answering(WHOLE)), door=door) as stage:
+        room = stage.gateway.server._entrance.room
+        most = getattr(room, bound)
+        setattr(room, bound, 0)
+        status, _, body = await sent(stage, head(CHAT, KEY, length=3 * MIB))
+        assert (status, b"TOO_MANY_" in body) == (429, True)
+        await stage.until(lambda: room.open == 0)
+        setattr(room, bound, most)
+        assert await served(stage, KEY)
+
+
 async def test_a_refused_requests_rest_is_dropped_and_a_long_one_ends_its_connection(
     tmp_path: Path,
 ) -> None:

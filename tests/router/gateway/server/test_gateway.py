@@ -229,6 +229,15 @@ async def test_a_worker_that_sends_nothing_is_left() -> None:
         await stage.until(lambda: worker.left == 1)
 
 
+@pytest.mark.parametrize("host", ["worker..local", "a" * 64])
+async def test_a_worker_whose_host_can_be_no_name_is_blamed(host: str) -> None:
+    async with a_gateway() as stage:
+        stage.add("w0", f"http://{host}:9000")
+        answer = await stage.ask(CHAT, BODY)
+        assert (answer.status, answer.error["code"]) == (502, "WORKER_FAILED")
+        await stage.until(lambda: stage.endings == {Ending.FAILED_WORKER: 1})
+
+
 async def test_a_slow_client_holds_the_worker_back() -> None:
     total = 1 << 26
     sent = 0

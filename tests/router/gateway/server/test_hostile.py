@@ -5,6 +5,7 @@ import gzip
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -257,16 +258,36 @@ async def test_a_worker_that_falls_silent_inside_a_stream_is_left() -> None:
         await stage.until(lambda: worker.left == 1)
 
 
+LONG_EVENT = b"data: " + b"x" * 65_528 + b"\n\n"
+
+
+async def test_a_client_that_takes_nothing_of_its_answer_leaves_its_place() -> None:
+    async def play(request: web.Request, _: bytes) -> web.StreamResponse:
+        response = await begun(request)
+        while True:
+            await response.write(LONG_EVENT)
+
+    worker = Worker(play)
+    async with a_gateway(worker) as stage:
+        server = stage.gateway.server
+        server._http._bounds = replace(server._http._bounds, read_s=0.05)
+        async with stage.post(CHAT, STREAMED):
+            await stage.until(lambda: stage.endings == {Ending.FAILED_CANCELLED: 1})
+        await stage.until(lambda: worker.left == 1)
+        assert server.connections.closed["unread"] == 1
+        assert server._entrance.room.open == 0
+        assert stage.requests("cancelled") == 1
+
+
 async def test_a_slow_client_is_no_silence_of_its_worker() -> None:
     total, sent = 1 << 25, 0
 
     async def play(request: web.Request, _: bytes) -> web.StreamResponse:
         nonlocal sent
         response = await begun(request)
-        event = b"data: " + b"x" * 65_528 + b"\n\n"
         while sent < total:
-            await response.write(event)
-            sent += len(event)
+            await response.write(LONG_EVENT)
+            sent += len(LONG_EVENT)
         return response
 
     silence_s = 0.2

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from aiohttp import web
 
 from router.fleet.reservations.reservations import Ending
@@ -62,6 +63,21 @@ async def test_a_prefill_worker_that_fails_is_replaced_and_blamed() -> None:
         outcomes = stage.served.fleet.core.fleet.outcomes_of
         keys = {key.worker_id: key for key in stage.served.fleet.relays}
         await stage.until(lambda: bool(outcomes(keys["p"])))
+        assert not outcomes(keys["d"])
+
+
+@pytest.mark.parametrize("engine", [VLLM, SGLANG])
+async def test_a_prefill_worker_that_does_not_answer_in_time_is_silent(
+    engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.gateway.server.attempt.PREFILL_TIMEOUT_S", 0.1)
+    async with paired(Worker(silent), Worker(silent), engine) as stage:
+        answer = await stage.ask(CHAT, LONG)
+        assert (answer.status, answer.error["code"]) == (504, "WORKER_SILENT")
+        await stage.until(lambda: stage.endings == {Ending.FAILED_TIMEOUT: 1})
+        outcomes = stage.served.fleet.core.fleet.outcomes_of
+        keys = {key.worker_id: key for key in stage.served.fleet.relays}
+        assert outcomes(keys["p"])
         assert not outcomes(keys["d"])
 
 

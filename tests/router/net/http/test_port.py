@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from router.config.keys import ConfigError
 from router.config.settings.serving_settings import HttpSettings
-from router.net.http.bounded import HEAD_TIMES
+from router.net.http.bounded import HEAD_TIMES, BoundedHandler
 from router.net.http.port import HttpPort
 from router.net.keys.certificates import Certificates, Contexts
 from router.net.keys.exposure import split_address
@@ -185,6 +185,43 @@ async def test_a_body_that_does_not_come_holds_its_connection_for_the_linger_tim
         peer = await connected(port)
         assert await answered(peer, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n1")
         assert await asyncio.wait_for(peer[0].read(), 9.0) == b""
+
+
+async def endless(request: web.Request) -> web.Response:
+    """An answer that goes on as long as its client takes it."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    while True:
+        await response.write(bytes(1 << 16))
+
+
+async def test_a_client_that_takes_nothing_of_an_answer_is_closed() -> None:
+    async with a_port(answer=endless, read_s=0.05) as port:
+        (_, writer) = await connected(port)
+        writer.transport.pause_reading()
+        writer.write(HEAD)
+        await until(lambda: port.connections.open == 0, "its place is free")
+        assert +port.connections.closed == {"unread": 1}
+
+
+async def test_a_client_that_takes_some_of_an_answer_is_not_closed() -> None:
+    async with a_port(answer=endless, read_s=1e6) as port:
+        (reader, writer) = await connected(port)
+        writer.write(HEAD)
+        await reader.readuntil(b"\r\n\r\n")
+        assert port._runner.server is not None
+        (connection,) = port._runner.server.connections
+        assert isinstance(connection, BoundedHandler)
+        await until(lambda: connection.writing_paused, "the answer waits for its client")
+        while connection._unread >= 0:
+            await reader.read(1 << 16)
+        await until(lambda: connection.writing_paused, "it waits again")
+        connection._look_for_reader()
+        assert connection.transport is not None
+        assert not connection.transport.is_closing()
+        connection._unread = connection.transport.get_write_buffer_size()
+        connection._look_for_reader()
+        assert +port.connections.closed == {"unread": 1}
 
 
 async def test_the_end_of_a_port_ends_its_connections() -> None:
