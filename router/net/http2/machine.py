@@ -106,9 +106,9 @@ class Connection(Streams):
         held: Held | None = None,
     ) -> None:
         """message_max: bytes of a gRPC message, where the service sets no bound for a stream.
-        headers_max: bytes of a call's headers, past which the call is refused. ping_every_s: least
-        seconds between two pings of the peer while no answer is sent. held: counts the bytes that
-        this connection holds; None: a new counter.
+        headers_max: bytes of a call's headers (Head.size), past which the call is refused.
+        ping_every_s: least seconds between two pings of the peer while no answer is sent. held:
+        counts the bytes that this connection holds; None: a new counter.
         """
         if held is None:
             held = Held(PortHeld(), lambda: None)
@@ -362,11 +362,13 @@ class Connection(Streams):
             self.trouble = f"stream {number} is no request: {trouble or (head and head.fault)}"
             self._refuse(number, flags, Code.PROTOCOL_ERROR)
             return
-        if len(self.streams) >= self._streams_max or not self.held.take(STREAM_BYTES):
+        size = STREAM_BYTES if head is None else max(STREAM_BYTES, head.size)
+        if len(self.streams) >= self._streams_max or not self.held.take(size):
             self._calm.control()
             self._refuse(number, flags, Code.REFUSED_STREAM)
             return
         stream = self.streams[number] = Stream(number, self._message_max)
+        stream.held_bytes = size
         stream.ended = bool(flags & END_STREAM)
         if head is not None and head.path.startswith(ASIDE):
             stream.aside = True

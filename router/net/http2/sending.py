@@ -54,8 +54,8 @@ class Stream:
 
     __slots__ = (
         "aside", "began", "bytes_max", "call", "content_left", "credit", "encoding", "ended",
-        "finished", "granted", "held", "inbox", "number", "on_room", "since_s", "trailers",
-        "unread", "unsent", "waiting",
+        "finished", "granted", "held", "held_bytes", "inbox", "number", "on_room", "since_s",
+        "trailers", "unread", "unsent", "waiting",
     )  # fmt: skip
 
     def __init__(self, number: int, bytes_max: int = MESSAGE_MAX) -> None:
@@ -93,6 +93,8 @@ class Stream:
         """Bytes of DATA that `content-length` says are still to come."""
         self.held = False
         """Whether the peer gets no WINDOW_UPDATE, since the handler has messages to take first."""
+        self.held_bytes = 0
+        """Bytes that count as held for the open stream, besides those that wait in it."""
         self.on_room: Callable[[], None] | None = None
         """Called once no byte of the stream waits any more, or the stream is over."""
         self.unsent: Callable[[], None] | None = None

@@ -28,7 +28,7 @@ from router.net.http2.frames import (
 from router.net.http2.packing import TooLargeError, unpacking
 from router.net.http2.requests import Head
 from router.net.http2.sending import Sending, Stream
-from router.net.listener.held import STREAM_BYTES, Held
+from router.net.listener.held import Held
 
 _Known = TypeVar("_Known")
 
@@ -265,7 +265,7 @@ class Streams:
     def _leave(self, stream: Stream) -> None:
         del self.streams[stream.number]
         self.aside -= stream.aside
-        self.held.free(STREAM_BYTES)
+        self.held.free(stream.held_bytes)
 
 
 def _give_up(stream: Stream) -> None:

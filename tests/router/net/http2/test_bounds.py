@@ -328,6 +328,27 @@ def test_answers_past_the_bound_end_their_calls() -> None:
     assert peer.send(peer.headers(number + 2)) == [reset(number + 2, Code.REFUSED_STREAM)]
 
 
+def test_long_headers_of_open_calls_count_as_held() -> None:
+    peer = a_peer()
+    more = [("x-bin", "," * 100)]
+    peer.send(peer.headers(1, more=more))
+    (head,) = (head for _, head in peer.echo.opens)
+    assert peer.connection.held.bytes == head.size > STREAM_BYTES
+    peer.send(frame(http2.RST_STREAM, 0, 1, U32.pack(8)))
+    assert peer.connection.held.bytes == 0
+
+
+def test_a_call_with_more_metadata_than_its_bytes_show_is_refused() -> None:
+    peer = a_peer(headers_max=16 << 10)
+    more = [("x-bin", "," * 4000)]
+    for number in (1, 3):
+        assert status_of(peer.send(peer.headers(number, more=more * 4))) == (
+            Status.RESOURCE_EXHAUSTED
+        )
+    assert peer.echo.opens == []
+    assert peer.connection.held.bytes == 0
+
+
 def test_an_answer_that_is_not_read_ends() -> None:
     peer = a_peer()
     ends: list[str] = []
