@@ -75,12 +75,12 @@ class Over:
 class Streams:
     """The open streams of one connection, and the last REMEMBERED_MAX that ended."""
 
-    def __init__(self, service: Service, held: Held) -> None:
-        """held: counts the bytes that this connection holds."""
+    def __init__(self, service: Service, held: Held, clock: Callable[[], float]) -> None:
+        """held: counts the bytes that this connection holds. clock: monotonic seconds."""
         self._service = service
         self.held = held
         self.streams: dict[int, Stream] = {}
-        self._sending = sending = Sending(held, self._over, self.full)
+        self._sending = sending = Sending(held, self._over, self.full, clock)
         self.out = sending.out
         """Frames to write to the socket; the caller empties the list."""
         self.send, self.reply, self.accept = sending.send, sending.reply, sending.accept
@@ -129,9 +129,8 @@ class Streams:
 
     def end_unread(self, now_s: float, read_s: float) -> int:
         """Ends streams of which the peer has taken nothing for read_s, though bytes wait; returns
-        their number, at most REMEMBERED_MAX.
+        their number, at most REMEMBERED_MAX. now_s: by the clock.
         """
-        self._sending.now_s = now_s
         unread = list(islice(self._sending.unread(now_s - read_s), REMEMBERED_MAX))
         for stream in unread:
             if not stream.finished:

@@ -367,6 +367,16 @@ def test_an_answer_that_is_not_read_ends() -> None:
     assert peer.connection.held.bytes == peer.connection.waiting_bytes == 0
 
 
+def test_an_answer_has_its_time_from_when_it_waits_however_long_its_peer_was_silent() -> None:
+    peer = a_peer(answers=False, finishes=False)
+    peer.send(peer.headers(1, 5))
+    peer.now_s = 25.0
+    peer.connection.send(peer.connection.streams[1], bytes(100_000))
+    assert peer.connection.end_unread(26.0, 20.0) == 0
+    assert peer.connection.end_unread(44.9, 20.0) == 0
+    assert peer.connection.end_unread(45.0, 20.0) == 1
+
+
 @pytest.mark.parametrize("code", list(Code))
 def test_an_answer_that_is_given_up_soon_after_it_was_sent_is_unsent(code: Code) -> None:
     peer = a_peer(answers=False, finishes=False)
