@@ -62,6 +62,8 @@ class Usage:
         self.identity = identity
         self._clock = clock
         self.streams = 0
+        self.waiting = 0
+        """Requests that wait for a worker; each counts as an open reservation."""
         self.refused: Counter[str] = Counter()
         """Calls and items past a limit, by limit."""
         self._open: dict[str, Held] = {}
@@ -84,9 +86,9 @@ class Usage:
     def request(self) -> None:
         """Counts a request; raises Refusal beyond a limit."""
         now_s, most = self._clock(), self.identity.limits.reservations
-        if most is not None and len(self._open) >= most:
+        if most is not None and len(self._open) + self.waiting >= most:
             self._prune(now_s)
-            if len(self._open) >= most:
+            if len(self._open) + self.waiting >= most:
                 raise self._over("reservations", PRUNE_S)
         if self._requests is not None and (wait_s := self._requests.take(1, now_s)):
             raise self._over("requests_per_s", wait_s)
