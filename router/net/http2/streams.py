@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 
 from router.net.http2.frames import (
     END_STREAM,
+    MESSAGE_WORK,
     REMEMBERED_MAX,
     TURN_STREAMS,
     U32,
@@ -196,6 +197,7 @@ class Streams:
             packed, content = inbox[0] != 0, bytes(inbox[5:size])
             del inbox[:size]
             self.held.free(size)
+            self._work += MESSAGE_WORK
             self._service.message(stream, content, packed=packed)
 
     def full(self, stream: Stream) -> None:

@@ -278,6 +278,19 @@ def test_a_turn_takes_so_many_frames_whatever_they_are(seed: int) -> None:
     assert turns >= 4000 / http2.TURN_WORK
 
 
+def test_a_turn_takes_so_many_messages_whatever_frames_they_come_in() -> None:
+    peer = a_peer(answers=False, finishes=False)
+    peer.send(peer.headers(1))
+    in_frame = 3000
+    frames = data(1, message(b"") * in_frame) * 3
+    for count in (1, 2):
+        assert peer.connection.receive(frames, 0.0)
+        assert len(peer.echo.messages) == count * in_frame
+        frames = b""
+    assert peer.connection.receive(b"", 0.0) is False
+    assert len(peer.echo.messages) == 3 * in_frame
+
+
 def test_a_peer_that_asks_on_without_reading_gets_one_call_in_a_turn() -> None:
     unread = http2.TURN_WORK // http2.UNREAD_WORK
     peer = peer_whose_answers_wait(unread)
