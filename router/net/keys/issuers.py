@@ -170,15 +170,20 @@ class Issuers:
             self.fetches["ok"] += 1
 
     def _take(self, issuer: Issuer, content: bytes) -> None:
-        """Uses the keys of a JSON Web Key Set; raises ValueError, and changes nothing, for content
-        that is none."""
+        """Uses the keys of a JSON Web Key Set, but for those of kinds that are not supported (RFC
+        7517, 5); raises ValueError, and changes nothing, for content that is none."""
         try:
             listed = json.loads(content)["keys"]
             keys: dict[str, Any] = {}
             for key in listed:
                 if key.get("use", "sig") == "sig" and key.get("kty") != "oct":
-                    keys[str(key.get("kid", ""))] = self._jwt.PyJWK(key)
-        except (KeyError, TypeError, AttributeError, self._jwt.PyJWTError) as error:
+                    kid = str(key.get("kid", ""))
+                    try:
+                        keys[kid] = self._jwt.PyJWK(key)
+                    except self._jwt.PyJWTError as error:
+                        about = issuer.issuer, kid[:64], type(error).__name__
+                        log.info("issuer %s: the key %r can't be used: %s", *about)
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"the issuer's `jwks` has no JSON Web Key Set: {type(error).__name__}"
             ) from error
