@@ -73,6 +73,10 @@ class Rounds:
                 tiles[key] = self._encode(tile_of(source, self.subject.core, now_s))
         self.tiles_written += len(tiles)
         yield
+        tree = None
+        if now_s - self._tree_at_s >= TREE_S:
+            tree = yield from self.prefixes.tree(self.subject.core)
+        # No yield from here on: what comes in between would be in no tick.
         self.number += 1
         self._tiles, self._whole, self._at_s = tiles, b"", now_s
         self._summary = summary_of(self.subject, self.decisions, now_s)
@@ -85,10 +89,9 @@ class Rounds:
             "decisions": self._encode(self.decisions.since(self._decision)),
             "news": self._encode(self.news.since(self._change)),
         }
-        if now_s - self._tree_at_s >= TREE_S:
-            self._tree_at_s = now_s
-            self._tree = yield from self.prefixes.tree(self.subject.core)
-            fields["prefixes"] = self._encode(self._tree)
+        if tree is not None:
+            self._tree, self._tree_at_s = tree, now_s
+            fields["prefixes"] = self._encode(tree)
         self._point_s = self.history.points[-1].at_s if self.history.points else 0.0
         self._decision, self._change = self.decisions.count, self.news.count
         return _event("tick", fields)

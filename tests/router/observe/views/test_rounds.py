@@ -2,12 +2,15 @@
 
 import json
 import random
+from collections.abc import Callable, Generator
 from typing import Any
 
 from router.decide.core.counts import Counts
 from router.decide.core.progress import Pick
 from router.decide.decision.decision import Decision
 from router.observe.console.console import Console
+from router.observe.views.rounds import TREE_S
+from router.observe.views.shared_prefixes import SHARED_MIN
 from tests.stage.console import Played, play
 from tests.stage.fleet import Fleet, prompt
 
@@ -40,6 +43,17 @@ class Page:
         for key, kept in self.lists.items():
             kept += content[key]
         self.summary = content["summary"]
+
+
+def ended(steps: Generator[None, None, bytes], between: Callable[[], None]) -> bytes:
+    """The result of a generator. between: called between its steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: bytes = end.value
+            return result
+        between()
 
 
 def route(played: Played, count: int, **about: Any) -> None:
@@ -82,6 +96,42 @@ async def test_a_late_page_and_an_early_one_end_up_alike() -> None:
     assert early.workers["w3", 0]["stream_state"] == "silent"
     assert early.lists["decisions"]
     assert len(early.lists["points"]) == 2
+
+
+def test_what_comes_between_the_steps_of_a_round_is_in_its_tick_or_the_next() -> None:
+    played = play()
+    fleet, console = played.fleet, played.console
+    fleet.add("a")
+    rounds, page = console.rounds, Page()
+    watched = 0
+
+    def watch() -> None:
+        nonlocal watched
+        watched += 1
+        decision = fleet.core.decide(fleet.request(prompt(64)), fleet.now_s)
+        console.decisions.watch(decision)
+        console.prefixes.watch(decision)
+
+    for _ in range(SHARED_MIN):
+        watch()
+    list(rounds.write(fleet.now_s))
+    page.take(rounds.whole())
+    for watches in (True, False):
+        fleet.turn(TREE_S)
+        wholes = [rounds.whole()]
+
+        def between(watches: bool = watches, wholes: list[bytes] = wholes) -> None:
+            wholes.append(rounds.whole())
+            if watches:
+                watch()
+
+        page.take(ended(rounds.write(fleet.now_s), between))
+        assert len(wholes) > 2, "a step for the tiles, and one for the tree"
+        assert len(set(wholes)) == 1
+    late = Page()
+    late.take(rounds.whole())
+    assert page.lists == late.lists
+    assert [each["number"] for each in late.lists["decisions"]] == [*range(1, watched + 1)]
 
 
 async def test_a_worker_that_goes_leaves_the_page() -> None:
