@@ -59,7 +59,6 @@ class Usage:
 
     def __init__(self, identity: Identity, clock: Callable[[], float]) -> None:
         """clock: monotonic seconds."""
-        self.identity = identity
         self._clock = clock
         self.streams = 0
         self.waiting = 0
@@ -68,9 +67,16 @@ class Usage:
         """Calls and items past a limit, by limit."""
         self._open: dict[str, Held] = {}
         self._pruned_s = -inf
-        limits, now_s = identity.limits, clock()
-        self._requests = _bucket(limits.requests_per_s, now_s)
-        self._bytes = _bucket(limits.mib_per_s and limits.mib_per_s * MIB, now_s)
+        self._requests: Bucket | None = None
+        self._bytes: Bucket | None = None
+        self.follow(identity)
+
+    def follow(self, identity: Identity) -> None:
+        """Takes on the identity as the key file has it, with its limits; what is used goes on to
+        count."""
+        self.identity, limits, now_s = identity, identity.limits, self._clock()
+        self._requests = _bucket(limits.requests_per_s, now_s, self._requests)
+        self._bytes = _bucket(limits.mib_per_s and limits.mib_per_s * MIB, now_s, self._bytes)
 
     def message(self, size: int) -> None:
         """Counts a message of `size` bytes; raises Refusal beyond a limit."""
@@ -125,5 +131,8 @@ class Usage:
         )
 
 
-def _bucket(rate: float | None, now_s: float) -> Bucket | None:
-    return None if rate is None else Bucket(rate, now_s)
+def _bucket(rate: float | None, now_s: float, before: Bucket | None) -> Bucket | None:
+    if rate is None or before is None:
+        return None if rate is None else Bucket(rate, now_s)
+    before.rate = rate
+    return before
