@@ -194,7 +194,7 @@ def checked(line: LoggedDecision) -> LoggedDecision:
         raise ValueError(f"the line has version {line.v}, but this release reads version {VERSION}")
     if any(len(column) != count for column in columns):
         raise ValueError(f"a column's length differs from the number of workers, {count}")
-    picked = () if line.picked is None else (line.picked,)
+    picked = [row for row in (line.picked, line.cheapest) if row is not None]
     rows = (*picked, *line.of_session, *(row for row, _ in line.excluded))
     if line.prompt_tokens < 1 or not all(0 <= row < count for row in rows):
         raise ValueError("the line names a row that does not exist, or its prompt has no tokens")

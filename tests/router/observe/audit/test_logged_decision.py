@@ -117,6 +117,8 @@ def test_hashes_are_those_of_the_prompt() -> None:
         {"overlap_tokens": {"raw": []}},
         {"excluded": [[9, "full"]]},
         {"of_session": [6]},
+        {"cheapest": 6},
+        {"cheapest": -1},
         {"blocks_in_use": [1.0]},
         {"workers": []},
         {"at_s": "now"},
