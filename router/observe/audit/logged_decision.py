@@ -10,11 +10,12 @@ Law: the candidates of a line get the same costs from the same policy, to the la
 from collections.abc import Iterable, Mapping, Sized
 from functools import lru_cache
 from math import isfinite, nan
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 from typing_extensions import override
 
 from events.feed.fleet_view import Source
@@ -37,6 +38,7 @@ VERSION = 1
 
 Numbers: TypeAlias = list[float | None]
 """One number for each row; None: unknown."""
+Tokens = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
 class NoHashes(LookupError):
@@ -75,7 +77,7 @@ class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
     costs: Numbers
     columns: dict[str, Numbers]
     """Columns of router/decide/policies/candidates.py, by name."""
-    overlap_tokens: dict[str, list[int]]
+    overlap_tokens: dict[str, list[Tokens]]
     """Tokens of overlap: raw, usable, and by tier; before they are multiplied by trust."""
     prefill: LoggedRates
     reservation_id: str = ""

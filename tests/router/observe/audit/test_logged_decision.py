@@ -115,6 +115,7 @@ def test_hashes_are_those_of_the_prompt() -> None:
         {"costs": [1.0]},
         {"columns": {"running": [1.0, 2.0]}},
         {"overlap_tokens": {"raw": []}},
+        {"overlap_tokens": {"raw": [1 << 31] * 6}},
         {"excluded": [[9, "full"]]},
         {"of_session": [6]},
         {"cheapest": 6},
