@@ -56,6 +56,8 @@ class Issuers:
         self._clock = clock
         self._issuers = {issuer.issuer: issuer for issuer in issuers}
         self._keys: dict[str, dict[str, Any]] = {name: {} for name in self._issuers}
+        self._contents: dict[str, bytes] = {}
+        """Issuer -> its key set as it was last fetched."""
         self._fetched_s = dict.fromkeys(self._issuers, float("-inf"))
         self._verified: OrderedDict[str, tuple[float, str, str]] = OrderedDict()
         """Verified token -> Unix time until which that holds, its issuer, its subject."""
@@ -187,9 +189,9 @@ class Issuers:
             raise ValueError(
                 f"the issuer's `jwks` has no JSON Web Key Set: {type(error).__name__}"
             ) from error
-        if keys.keys() != self._keys[issuer.issuer].keys():
+        if content != self._contents.get(issuer.issuer):
             self._verified.clear()  # tokens of a revoked key must not count any more
-        self._keys[issuer.issuer] = keys
+        self._keys[issuer.issuer], self._contents[issuer.issuer] = keys, content
 
 
 def _certificates(file: str | None) -> str | None:

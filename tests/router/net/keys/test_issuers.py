@@ -232,6 +232,19 @@ def test_a_file_without_keys_is_refused_at_the_start(tmp_path: Path) -> None:
             Issuers((Issuer(issuer=ISSUER, audience=AUDIENCE, jwks=file.as_uri()),), Clock())
 
 
+async def test_a_token_ends_with_its_key_even_if_the_next_key_has_its_id(tmp_path: Path) -> None:
+    clock, rotating = Clock(), Signer()
+    issuers = from_file(tmp_path, rotating, clock)
+    old = rotating.token()
+    assert issuers.verify(old) is not None
+    rotating.add("one")
+    (tmp_path / "jwks.json").write_text(rotating.jwks(), encoding="utf-8")
+    clock.now_s += REFRESH_S - 1
+    await issuers.fetch(ISSUER)
+    assert issuers.verify(old) is None
+    assert issuers.verify(rotating.token()) is not None
+
+
 @pytest.mark.parametrize(
     "unsupported",
     [
