@@ -5,10 +5,13 @@ import random
 from collections.abc import Callable, Generator
 from typing import Any
 
+import pytest
+
 from router.decide.core.counts import Counts
 from router.decide.core.progress import Pick
 from router.decide.decision.decision import Decision
 from router.observe.console.console import Console
+from router.observe.views import rounds
 from router.observe.views.rounds import TREE_S
 from router.observe.views.shared_prefixes import SHARED_MIN
 from tests.stage.console import Played, play
@@ -102,7 +105,7 @@ def test_what_comes_between_the_steps_of_a_round_is_in_its_tick_or_the_next() ->
     played = play()
     fleet, console = played.fleet, played.console
     fleet.add("a")
-    rounds, page = console.rounds, Page()
+    made, page = console.rounds, Page()
     watched = 0
 
     def watch() -> None:
@@ -114,24 +117,47 @@ def test_what_comes_between_the_steps_of_a_round_is_in_its_tick_or_the_next() ->
 
     for _ in range(SHARED_MIN):
         watch()
-    list(rounds.write(fleet.now_s))
-    page.take(rounds.whole())
+    list(made.write(fleet.now_s))
+    page.take(made.whole())
     for watches in (True, False):
         fleet.turn(TREE_S)
-        wholes = [rounds.whole()]
+        wholes = [made.whole()]
 
         def between(watches: bool = watches, wholes: list[bytes] = wholes) -> None:
-            wholes.append(rounds.whole())
+            wholes.append(made.whole())
             if watches:
                 watch()
 
-        page.take(ended(rounds.write(fleet.now_s), between))
+        page.take(ended(made.write(fleet.now_s), between))
         assert len(wholes) > 2, "a step for the tiles, and one for the tree"
         assert len(set(wholes)) == 1
     late = Page()
-    late.take(rounds.whole())
+    late.take(made.whole())
     assert page.lists == late.lists
     assert [each["number"] for each in late.lists["decisions"]] == [*range(1, watched + 1)]
+
+
+async def test_what_a_round_that_failed_would_have_shown_is_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played = play()
+    fleet, console = played.fleet, played.console
+    key = fleet.add("a")
+    viewer, page = console.join(lambda: None), Page()
+    assert viewer is not None
+    await console.step()
+    page.take(await viewer.next())
+    fleet.say(key, running=7)
+    monkeypatch.setattr(rounds, "summary_of", None)
+    with pytest.raises(TypeError):
+        await console.step()
+    monkeypatch.undo()
+    await console.step()
+    page.take(await viewer.next())
+    late = Page()
+    late.take(console.rounds.whole())
+    assert page.workers == late.workers
+    assert late.workers["a", 0]["running"] == 7
 
 
 async def test_a_worker_that_goes_leaves_the_page() -> None:
