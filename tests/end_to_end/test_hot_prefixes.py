@@ -236,18 +236,18 @@ async def test_copies_are_switched_on_and_off_while_a_router_runs() -> None:
             await ask_for_text(client, "a", ["b"])
             assert (router.links.hot.enabled, router.links.copies) == (False, None)
             router._read_again = lambda: on
-            router.reload()
+            await router.reload()
             await ask_for_text(client, "a", ["b"])
             engine = engines.engines["b"].engine
             await until(lambda: requests_in(engine) == 1, "a prefix at the engine")
             fates = hot_prefixes(router).copies.fates
             router._read_again = lambda: off
-            router.reload()
+            await router.reload()
             assert not router.links.hot.enabled
             assert fates == {CopyFate.BEGUN: 1, CopyFate.CANCELLED: 1}
             await until(lambda: requests_in(engine) == 0, "an engine that lets go of it")
             router._read_again = lambda: on
-            router.reload()
+            await router.reload()
             assert hot_prefixes(router).copies.fates is fates
 
 

@@ -108,7 +108,7 @@ def http2(content: bytes) -> tuple[Any, ...]:
 
 def _connected(pieces: list[bytes]) -> tuple[_Echo, bytes, tuple[int, str] | None]:
     echo = _Echo()
-    echo.connection = Connection(echo, streams_max=STREAMS_MAX)
+    echo.connection = Connection(echo, clock=lambda: 0.0, streams_max=STREAMS_MAX)
     fault = None
     try:
         for piece in pieces:

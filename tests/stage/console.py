@@ -11,7 +11,6 @@ from typing import Any
 import aiohttp
 from prometheus_client import CollectorRegistry
 
-from router.config.settings.configurations import ServeConfig
 from router.config.settings.console_settings import ConsoleSettings
 from router.config.settings.queue_settings import QueueSettings
 from router.decide.core.admission import Admission
@@ -36,9 +35,7 @@ def raised(error: Exception) -> None:
 
 
 def watchers_of(core: RouterCore, seed: int = 1) -> Watchers:
-    watchers = Watchers(core.replica, random.Random(seed), raised)
-    watchers.use(ServeConfig())
-    return watchers
+    return Watchers(core.replica, random.Random(seed), raised)
 
 
 @dataclass

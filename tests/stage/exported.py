@@ -174,12 +174,11 @@ def series(families: list[Metric]) -> list[Series]:
 def _watchers() -> Watchers:
     """All that there are, of which none has seen anything."""
     watchers = Watchers("here", random.Random(7), print)
-    watchers.use(
-        ServeConfig(
-            routing=RoutingSettings(shadow_policy="ttft"),
-            decision_log=DecisionLogSettings(file=os.devnull),
-        )
+    config = ServeConfig(
+        routing=RoutingSettings(shadow_policy="ttft"),
+        decision_log=DecisionLogSettings(file=os.devnull),
     )
+    asyncio.run(watchers.use(config))
     watchers.log.close()
     return watchers
 

@@ -121,9 +121,11 @@ class Waiting(Later):
     @override
     def forget_caller(self) -> None:
         """Drops the caller's callback, and the references between the request and its place in the
-        queue, since the queue keeps some ended places for a while."""
+        queue, since the queue keeps some ended places for a while. The wait no longer counts."""
         super().forget_caller()
         if self.waiter is not None:
+            if self.caller.usage is not None:
+                self.caller.usage.waiting -= 1
             self.waiter.payload = None
             self.waiter = None
 

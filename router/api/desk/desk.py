@@ -333,6 +333,8 @@ class Desk:
             return answers[0]
         waiting: Waiting = waiter.payload  # type: ignore[assignment]  # made by `waits`
         waiting.waiter = waiter
+        if caller.usage is not None:
+            caller.usage.waiting += 1  # until `Waiting.forget_caller`
         self.changed()
         return waiting
 

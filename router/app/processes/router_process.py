@@ -208,6 +208,7 @@ class RouterApp:
         self._leaving = False
         self._stopping = asyncio.Event()
         self._tasks = Tasks(self._broke)
+        self._reloading: asyncio.Task[None] | None = None
         self.listeners = Listeners(
             config=config,
             locks=locks,
@@ -287,7 +288,7 @@ class RouterApp:
         log.info("configuration: %s", brief(config))
         log_risks(config)
         raise_limit(config)
-        self.watchers.use(config)
+        await self.watchers.use(config)
         broker, replicas, link = await self.links.open(
             self.desk, self.reports, self.admission, self._tasks
         )
@@ -361,7 +362,7 @@ class RouterApp:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        loop.add_signal_handler(signal.SIGHUP, self.reload)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         try:
             await self.start()
             await self._stop.wait()
@@ -398,7 +399,13 @@ class RouterApp:
         await self.links.close()
         log.info("stopped")
 
-    def reload(self) -> None:
+    def _on_hangup(self) -> None:
+        """Reloads, in the place of an earlier reload that still waits for the disk."""
+        if self._reloading is not None:
+            self._reloading.cancel()
+        self._reloading = self._tasks.spawn_task(self.reload(), "reload of the configuration")
+
+    async def reload(self) -> None:
         """Reads the configuration again: applies the keys that may change now, logs the others."""
         if self._read_again is None or self._stopping.is_set():
             return
@@ -407,7 +414,7 @@ class RouterApp:
             # All that may fail comes before the first change.
             settings = DecisionSettings.of(config.routing, config.models)
             self.admission.queue.check(config.queue)
-            self.watchers.use(config)  # changes nothing if it fails
+            await self.watchers.use(config)  # changes nothing if it fails
             self.core.use(settings)
             self.admission.configure(config.queue, self.clock())
         except Exception as error:

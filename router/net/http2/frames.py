@@ -28,6 +28,7 @@ that opens calls and reads no answers has one call begun in a turn."""
 RESET_WORK = 16
 """Units of TURN_WORK for an RST_STREAM of the peer."""
 MESSAGE_WORK = 2
+"""Further units for a DATA frame, and for each message of a frame that has several."""
 TURN_STREAMS = TURN_WORK // OPEN_WORK
 """Streams of one connection that are opened, or ended with it, in one turn."""
 PUMP_BYTES = 1 << 18

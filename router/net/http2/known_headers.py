@@ -4,8 +4,10 @@ Calls of one client differ little: their blocks are often the same bytes. A bloc
 same while no block changes the connection's dynamic table in between, so decoded fields are kept,
 and the library decodes only blocks that are not known.
 
-Laws: KNOWN_MAX blocks of at most BLOCK_MAX bytes are kept; a block that changes the table makes
-all of them unknown; one that changes the table's size more than SIZES_MAX times is not decoded.
+Laws:
+- KNOWN_MAX blocks of at most BLOCK_MAX bytes are kept, whose fields have at most DECODED_MAX;
+- a block that changes the table makes all of them unknown; one that changes the table's size more
+  than SIZES_MAX times is not decoded.
 """
 
 from hpack import Decoder, HPACKDecodingError
@@ -15,6 +17,9 @@ from router.net.http2.requests import Head
 KNOWN_MAX = 64
 BLOCK_MAX = 1024
 """Most bytes of a block whose fields are kept."""
+DECODED_MAX = 4096
+"""Most bytes of a block's fields that are kept, as Head.size counts them: a block may name fields
+of the dynamic table again and again, which has so many bytes."""
 
 INTEGER_MAX = 16
 """Most bytes of an HPACK integer behind its first byte; the library reads fewer."""
@@ -22,14 +27,16 @@ SIZES_MAX = 2
 """Most changes of the table's size in a block: to the least size and the last (RFC 7541, 4.2)."""
 DECODED_WORK_SHIFT = 3
 """Decoding 2 to this power bytes of a block is 1 unit of work: see frames.TURN_WORK."""
+FIELDS_WORK_SHIFT = 4
+"""Reading 2 to this power bytes of decoded fields is 1 unit of work."""
 
 
 class KnownHeaders:
     """The HPACK decoder of one connection, with a cache of decoded blocks."""
 
     def __init__(self, list_bytes_max: int, hard_max: int) -> None:
-        """list_bytes_max: bytes of a block's decoded fields, plus 32 for each (RFC 9113, 6.5.2).
-        hard_max: the same, past which the block is not decoded to its end.
+        """list_bytes_max: bytes of a block's fields, as Head.size counts them. hard_max: bytes of
+        its fields, plus 32 for each, past which the block is not decoded to its end.
         """
         self._bytes_max = list_bytes_max
         self._decoder = Decoder(max_header_list_size=hard_max)
@@ -54,11 +61,14 @@ class KnownHeaders:
         size = 0
         for name, value in self._decoder.decode(block, raw=True):
             size += len(name) + len(value) + 32
+            if name.endswith(b"-bin"):
+                size += (len(name) + 32) * value.count(b",")
             fields.append((_text(name), _text(value).strip(" \t")))
+        self.work += size >> FIELDS_WORK_SHIFT
         if size > self._bytes_max:
             return None
-        head = Head(fields)
-        if keeps and len(block) <= BLOCK_MAX:
+        head = Head(fields, size)
+        if keeps and len(block) <= BLOCK_MAX and size <= DECODED_MAX:
             if len(self._known) >= KNOWN_MAX:
                 self._known.clear()
             self._known[block] = head

@@ -16,6 +16,8 @@ Laws:
   one.
 """
 
+from collections.abc import Callable
+
 from hpack.exceptions import HPACKError
 
 from router.net.http2.calm import Calm
@@ -99,21 +101,22 @@ class Connection(Streams):
         self,
         service: Service,
         *,
+        clock: Callable[[], float],
         streams_max: int,
         message_max: int = MESSAGE_MAX,
         headers_max: int = HEADERS_MAX,
         ping_every_s: float = 0.0,
         held: Held | None = None,
     ) -> None:
-        """message_max: bytes of a gRPC message, where the service sets no bound for a stream.
-        headers_max: bytes of a call's headers, past which the call is refused. ping_every_s: least
-        seconds between two pings of the peer while no answer is sent. held: counts the bytes that
-        this connection holds; None: a new counter.
+        """clock: monotonic seconds. message_max: bytes of a gRPC message, where the service sets no
+        bound for a stream. headers_max: bytes of a call's headers (Head.size), past which the call
+        is refused. ping_every_s: least seconds between two pings of the peer while no answer is
+        sent. held: counts the bytes that this connection holds; None: a new counter.
         """
         if held is None:
             held = Held(PortHeld(), lambda: None)
             held.open()
-        super().__init__(service, held)
+        super().__init__(service, held, clock)
         sending = self._sending
         self._calm = Calm(ping_every_s, lambda: sending.sent)
         self._last = 0
@@ -187,7 +190,7 @@ class Connection(Streams):
             if not self._greet():
                 return False
             data = self._unread
-        self._calm.now_s = self._sending.now_s = now_s
+        self._calm.now_s = now_s
         at, end = 0, len(data)
         self._work = 0
         while end - at >= 9 and self._work < TURN_WORK:
@@ -362,11 +365,13 @@ class Connection(Streams):
             self.trouble = f"stream {number} is no request: {trouble or (head and head.fault)}"
             self._refuse(number, flags, Code.PROTOCOL_ERROR)
             return
-        if len(self.streams) >= self._streams_max or not self.held.take(STREAM_BYTES):
+        size = STREAM_BYTES if head is None else max(STREAM_BYTES, head.size)
+        if len(self.streams) >= self._streams_max or not self.held.take(size):
             self._calm.control()
             self._refuse(number, flags, Code.REFUSED_STREAM)
             return
         stream = self.streams[number] = Stream(number, self._message_max)
+        stream.held_bytes = size
         stream.ended = bool(flags & END_STREAM)
         if head is not None and head.path.startswith(ASIDE):
             stream.aside = True

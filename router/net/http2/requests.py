@@ -34,11 +34,14 @@ class Head:
 
     __slots__ = (
         "content_length", "encoding", "fault", "fields", "is_grpc", "metadata", "path",
-        "timeout_fault", "timeout_s",
+        "size", "timeout_fault", "timeout_s",
     )  # fmt: skip
 
-    def __init__(self, fields: Sequence[Field]) -> None:
+    def __init__(self, fields: Sequence[Field], size: int = 0) -> None:
         self.fields = fields
+        self.size = size
+        """Bytes of the fields, plus 32 for each (RFC 9113, 6.5.2); each value of a `-bin` name
+        counts as a field."""
         self.fault = _fault(fields)
         """Why the fields are no valid request; empty: they are."""
         values = dict(fields)

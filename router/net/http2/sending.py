@@ -54,8 +54,8 @@ class Stream:
 
     __slots__ = (
         "aside", "began", "bytes_max", "call", "content_left", "credit", "encoding", "ended",
-        "finished", "granted", "held", "inbox", "number", "on_room", "since_s", "trailers",
-        "unread", "unsent", "waiting",
+        "finished", "granted", "held", "held_bytes", "inbox", "number", "on_room", "since_s",
+        "trailers", "unread", "unsent", "waiting",
     )  # fmt: skip
 
     def __init__(self, number: int, bytes_max: int = MESSAGE_MAX) -> None:
@@ -70,7 +70,7 @@ class Stream:
         self.waiting = bytearray()
         """Bytes of the answer that the peer has no room for yet."""
         self.since_s = 0.0
-        """Time when bytes began to wait, or some of them were last sent, by `Sending.now_s`."""
+        """Time when bytes began to wait, or some of them were last sent, by Sending's clock."""
         self.trailers: bytes | None = None
         """Encoded trailers, sent after the waiting bytes; None: not ended, or sent."""
         self.unread = 0
@@ -93,6 +93,8 @@ class Stream:
         """Bytes of DATA that `content-length` says are still to come."""
         self.held = False
         """Whether the peer gets no WINDOW_UPDATE, since the handler has messages to take first."""
+        self.held_bytes = 0
+        """Bytes that count as held for the open stream, besides those that wait in it."""
         self.on_room: Callable[[], None] | None = None
         """Called once no byte of the stream waits any more, or the stream is over."""
         self.unsent: Callable[[], None] | None = None
@@ -107,17 +109,18 @@ class Sending:
         held: Held,
         over: Callable[[Stream, bool], object],
         refuse: Callable[[Stream], object],
+        clock: Callable[[], float],
     ) -> None:
         """held: counts the connection's waiting bytes. over: called when the end of a stream was
         sent, with whether the peer's side was still open. refuse: ends a call whose bytes exceed
-        the bound on held bytes.
+        the bound on held bytes. clock: monotonic seconds.
         """
         self._held = held
         self._over = over
         self._refuse = refuse
         self.out: list[bytes] = []
         """Frames to write to the socket; the caller empties the list."""
-        self.now_s = 0.0
+        self._clock = clock
         self.full = False
         """Whether the socket takes no bytes now."""
         self._waiting: OrderedDict[int, Stream] = OrderedDict()
@@ -236,7 +239,7 @@ class Sending:
             stream.on_room()
 
     def unread(self, before_s: float) -> Iterator[Stream]:
-        """Streams with waiting bytes of which nothing was sent since before_s, a time by now_s."""
+        """Streams with waiting bytes of which nothing was sent since before_s, by the clock."""
         for stream in self._waiting.values():
             if stream.since_s > before_s:
                 return
@@ -365,7 +368,7 @@ class Sending:
                 self._close(stream)
             return size
         if size or number not in self._waiting:
-            stream.since_s = self.now_s
+            stream.since_s = self._clock()
             self._waiting[number] = stream
             self._waiting.move_to_end(number)
         if own > size:

@@ -71,8 +71,10 @@ class Http2Protocol(asyncio.Protocol):
         """Locked while a message of this connection is unpacked, or waits for that."""
         self.port_unpacking = unpacking
         """Locked while any connection of the port unpacks a message: connections take turns."""
+        self._clock = asyncio.get_running_loop().time
         self.http2 = Connection(
             service(self),
+            clock=self._clock,
             streams_max=bounds.streams_max,
             message_max=bounds.message_max,
             headers_max=bounds.headers_max,
@@ -82,7 +84,6 @@ class Http2Protocol(asyncio.Protocol):
         self._read_s = bounds.read_s
         self._left = left
         self._transport: Any = None
-        self._clock = asyncio.get_running_loop().time
         self.received_s = self._clock()
         """Loop time when the peer last sent something."""
         self.until_s = inf

@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 
 from router.net.http2.frames import (
     END_STREAM,
+    MESSAGE_WORK,
     REMEMBERED_MAX,
     TURN_STREAMS,
     U32,
@@ -28,7 +29,7 @@ from router.net.http2.frames import (
 from router.net.http2.packing import TooLargeError, unpacking
 from router.net.http2.requests import Head
 from router.net.http2.sending import Sending, Stream
-from router.net.listener.held import STREAM_BYTES, Held
+from router.net.listener.held import Held
 
 _Known = TypeVar("_Known")
 
@@ -75,12 +76,12 @@ class Over:
 class Streams:
     """The open streams of one connection, and the last REMEMBERED_MAX that ended."""
 
-    def __init__(self, service: Service, held: Held) -> None:
-        """held: counts the bytes that this connection holds."""
+    def __init__(self, service: Service, held: Held, clock: Callable[[], float]) -> None:
+        """held: counts the bytes that this connection holds. clock: monotonic seconds."""
         self._service = service
         self.held = held
         self.streams: dict[int, Stream] = {}
-        self._sending = sending = Sending(held, self._over, self.full)
+        self._sending = sending = Sending(held, self._over, self.full, clock)
         self.out = sending.out
         """Frames to write to the socket; the caller empties the list."""
         self.send, self.reply, self.accept = sending.send, sending.reply, sending.accept
@@ -129,9 +130,8 @@ class Streams:
 
     def end_unread(self, now_s: float, read_s: float) -> int:
         """Ends streams of which the peer has taken nothing for read_s, though bytes wait; returns
-        their number, at most REMEMBERED_MAX.
+        their number, at most REMEMBERED_MAX. now_s: by the clock.
         """
-        self._sending.now_s = now_s
         unread = list(islice(self._sending.unread(now_s - read_s), REMEMBERED_MAX))
         for stream in unread:
             if not stream.finished:
@@ -197,6 +197,7 @@ class Streams:
             packed, content = inbox[0] != 0, bytes(inbox[5:size])
             del inbox[:size]
             self.held.free(size)
+            self._work += MESSAGE_WORK
             self._service.message(stream, content, packed=packed)
 
     def full(self, stream: Stream) -> None:
@@ -265,7 +266,7 @@ class Streams:
     def _leave(self, stream: Stream) -> None:
         del self.streams[stream.number]
         self.aside -= stream.aside
-        self.held.free(STREAM_BYTES)
+        self.held.free(stream.held_bytes)
 
 
 def _give_up(stream: Stream) -> None:

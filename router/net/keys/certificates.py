@@ -36,12 +36,9 @@ class Contexts:
     """
 
     def __init__(self, make: Callable[[], ssl.SSLContext]) -> None:
-        self._make = make
+        """make: makes a context of the files as they are."""
+        self.make = make
         self.now = make()
-
-    def renew(self) -> None:
-        """Makes a new context of changed files."""
-        self.now = self._make()
 
 
 class Certificates:
@@ -86,8 +83,9 @@ class Certificates:
         pem = self._read()
         if pem == self.pem:
             return False
-        for contexts in self._contexts:
-            contexts.renew()
+        made = [contexts.make() for contexts in self._contexts]
+        for contexts, context in zip(self._contexts, made, strict=True):
+            contexts.now = context
         self.pem = pem
         return True
 

@@ -87,7 +87,7 @@ class Door:
 
     def refused(self) -> dict[tuple[str, str], int]:
         """Calls and items refused past limits: (identity, limit) -> number since the identity was
-        read. The IDENTITIES_SHOWN identities with most are named; the others count as `other`."""
+        listed. The IDENTITIES_SHOWN identities with most are named; the others count as `other`."""
         hit = [use for use in self._usages.values() if use.refused]
         hit.sort(key=lambda use: -use.refused.total())
         counts: Counter[tuple[str, str]] = Counter()
@@ -186,8 +186,10 @@ class Door:
 
     def _usage(self, identity: Identity) -> Usage:
         usage = self._usages.get(identity.name)
-        if usage is None or usage.identity != identity:
+        if usage is None:
             if len(self._usages) >= _CERTIFIED_MAX and self._file is None:
                 self._usages.clear()  # they have no limits, so nothing is lost
             usage = self._usages[identity.name] = Usage(identity, self._clock)
+        elif usage.identity != identity:
+            usage.follow(identity)
         return usage

@@ -64,15 +64,16 @@ class EngineAccesses:
 
     def of_engine(self, worker: EngineSettings) -> EngineAccess:
         """The access of a worker whose relay runs here, which all callers use from now on. Raises
-        OSError or ValueError for files that can't be used.
+        OSError or ValueError, and changes nothing, for files that can't be used.
         """
-        self._own.pop(worker.id, None)
         if worker.api_key_file is not None or worker.ca_file is not None:
             settings = self.settings
             self._own[worker.id] = Credentials(
                 worker.api_key_file or settings.api_key_file,
                 worker.ca_file or settings.ca_file,
             )
+        else:
+            self.forget(worker.id)
         return self.of_worker(worker.id, worker.http or worker.address)
 
     def of_worker(self, worker_id: str, base: str) -> EngineAccess:

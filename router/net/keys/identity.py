@@ -27,7 +27,7 @@ class Allowance(Settings, frozen=True):
     """Requests in a second: calls of Route, Explain and Render, and items of streams; a burst may
     have those of one second."""
     reservations: Annotated[int, Meta(ge=1)] | None = None
-    """Reservations that are open at once."""
+    """Reservations that are open at once, requests that wait for a worker included."""
     streams: Annotated[int, Meta(ge=1)] | None = None
     """Streaming calls that are open at once."""
     mib_per_s: Annotated[float, Meta(gt=0)] | None = None

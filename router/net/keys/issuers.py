@@ -56,6 +56,8 @@ class Issuers:
         self._clock = clock
         self._issuers = {issuer.issuer: issuer for issuer in issuers}
         self._keys: dict[str, dict[str, Any]] = {name: {} for name in self._issuers}
+        self._contents: dict[str, bytes] = {}
+        """Issuer -> its key set as it was last fetched."""
         self._fetched_s = dict.fromkeys(self._issuers, float("-inf"))
         self._verified: OrderedDict[str, tuple[float, str, str]] = OrderedDict()
         """Verified token -> Unix time until which that holds, its issuer, its subject."""
@@ -170,21 +172,26 @@ class Issuers:
             self.fetches["ok"] += 1
 
     def _take(self, issuer: Issuer, content: bytes) -> None:
-        """Uses the keys of a JSON Web Key Set; raises ValueError, and changes nothing, for content
-        that is none."""
+        """Uses the keys of a JSON Web Key Set, but for those of kinds that are not supported (RFC
+        7517, 5); raises ValueError, and changes nothing, for content that is none."""
         try:
             listed = json.loads(content)["keys"]
             keys: dict[str, Any] = {}
             for key in listed:
                 if key.get("use", "sig") == "sig" and key.get("kty") != "oct":
-                    keys[str(key.get("kid", ""))] = self._jwt.PyJWK(key)
-        except (KeyError, TypeError, AttributeError, self._jwt.PyJWTError) as error:
+                    kid = str(key.get("kid", ""))
+                    try:
+                        keys[kid] = self._jwt.PyJWK(key)
+                    except self._jwt.PyJWTError as error:
+                        about = issuer.issuer, kid[:64], type(error).__name__
+                        log.info("issuer %s: the key %r can't be used: %s", *about)
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"the issuer's `jwks` has no JSON Web Key Set: {type(error).__name__}"
             ) from error
-        if keys.keys() != self._keys[issuer.issuer].keys():
+        if content != self._contents.get(issuer.issuer):
             self._verified.clear()  # tokens of a revoked key must not count any more
-        self._keys[issuer.issuer] = keys
+        self._keys[issuer.issuer], self._contents[issuer.issuer] = keys, content
 
 
 def _certificates(file: str | None) -> str | None:

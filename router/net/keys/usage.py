@@ -59,16 +59,24 @@ class Usage:
 
     def __init__(self, identity: Identity, clock: Callable[[], float]) -> None:
         """clock: monotonic seconds."""
-        self.identity = identity
         self._clock = clock
         self.streams = 0
+        self.waiting = 0
+        """Requests that wait for a worker; each counts as an open reservation."""
         self.refused: Counter[str] = Counter()
         """Calls and items past a limit, by limit."""
         self._open: dict[str, Held] = {}
         self._pruned_s = -inf
-        limits, now_s = identity.limits, clock()
-        self._requests = _bucket(limits.requests_per_s, now_s)
-        self._bytes = _bucket(limits.mib_per_s and limits.mib_per_s * MIB, now_s)
+        self._requests: Bucket | None = None
+        self._bytes: Bucket | None = None
+        self.follow(identity)
+
+    def follow(self, identity: Identity) -> None:
+        """Takes on the identity as the key file has it, with its limits; what is used goes on to
+        count."""
+        self.identity, limits, now_s = identity, identity.limits, self._clock()
+        self._requests = _bucket(limits.requests_per_s, now_s, self._requests)
+        self._bytes = _bucket(limits.mib_per_s and limits.mib_per_s * MIB, now_s, self._bytes)
 
     def message(self, size: int) -> None:
         """Counts a message of `size` bytes; raises Refusal beyond a limit."""
@@ -85,9 +93,9 @@ class Usage:
         """Counts a request; raises Refusal beyond a limit. rate: False for a request that was
         counted before. reserves: False for one that gets no reservation."""
         now_s, most = self._clock(), self.identity.limits.reservations
-        if reserves and most is not None and len(self._open) >= most:
+        if reserves and most is not None and len(self._open) + self.waiting >= most:
             self._prune(now_s)
-            if len(self._open) >= most:
+            if len(self._open) + self.waiting >= most:
                 raise self._over("reservations", PRUNE_S)
         if rate and self._requests is not None and (wait_s := self._requests.take(1, now_s)):
             raise self._over("requests_per_s", wait_s)
@@ -124,5 +132,8 @@ class Usage:
         )
 
 
-def _bucket(rate: float | None, now_s: float) -> Bucket | None:
-    return None if rate is None else Bucket(rate, now_s)
+def _bucket(rate: float | None, now_s: float, before: Bucket | None) -> Bucket | None:
+    if rate is None or before is None:
+        return None if rate is None else Bucket(rate, now_s)
+    before.rate = rate
+    return before

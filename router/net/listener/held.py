@@ -1,8 +1,8 @@
 """Bounds on the bytes that a port keeps in memory, received or to be sent. Pure.
 
 Counted as held are: messages as they came, compressed or not, until their handlers take them; bytes
-of answers that a peer has no room for yet; STREAM_BYTES for each open stream, and HANDLER_BYTES
-more for each whose handler is streaming.
+of answers that a peer has no room for yet; for each open stream STREAM_BYTES, or its headers if
+they are more, and HANDLER_BYTES more if its handler is streaming.
 
 Laws:
 - a connection holds HELD_MAX bytes at most: what would exceed that ends its call;
@@ -16,7 +16,8 @@ from collections.abc import Callable
 HELD_MAX = 128 << 20
 PORT_HELD_MAX = 256 << 20
 STREAM_BYTES = 2048
-"""Bytes counted for an open stream, besides those that wait in it: roughly its memory."""
+"""Bytes counted for an open stream with headers of no more bytes than these, besides those that
+wait in it: roughly its memory."""
 HANDLER_BYTES = 8192
 """Bytes counted for the task of a streaming call's handler: roughly its memory."""
 MESSAGE_BYTES = 128

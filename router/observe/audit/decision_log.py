@@ -2,7 +2,8 @@
 
 The event loop takes a decision's numbers (router/observe/audit/logged_decision.py), or a refusal's
 (router/observe/audit/logged_refusal.py), and puts them in a queue; the thread encodes and writes
-them. No request waits for the disk: a line that finds the queue full is dropped and counted.
+them. No request waits for the disk: a line that finds the queue full is dropped and counted, and
+another thread opens a file that is configured while requests are served.
 
 Laws:
 - lines = written + dropped + failed + those in the queue;
@@ -10,9 +11,11 @@ Laws:
 - there are never more files than configured, and none is larger than configured.
 """
 
+import asyncio
 import logging
 import threading
 from collections import Counter
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +32,8 @@ from router.request.refusal import Refused
 QUEUE_MAX = 1024
 """Lines that wait to be written; of 64 workers about 20 KB each."""
 SWITCHES_MAX = 8
-"""Most changes of the log's file that wait in the queue for the lines before them."""
+"""Most changes of the log's file that wait in the queue for the lines before them, and most files
+that are being opened."""
 FILES = 4
 """Files of the log, the current one included: a rotation drops a quarter of the lines kept."""
 CLOSE_S = 5.0
@@ -58,27 +62,27 @@ class DecisionLog:
             QUEUE_MAX + SWITCHES_MAX
         )
         self._thread = threading.Thread(target=self._write_all, name="decision log", daemon=True)
+        self._openings: list[Future[RotatedFiles]] = []
+        """Files that are being opened, each by a thread; some may be done."""
 
     @property
     def is_on(self) -> bool:
         """Whether lines are written."""
         return self._settings.file is not None
 
-    def use(self, settings: DecisionLogSettings) -> None:
-        """Writes to the configured file from now on; queued lines go to the file of their time.
+    async def use(self, settings: DecisionLogSettings) -> None:
+        """Writes to the configured file from now on; queued lines go to the file of their time. The
+        file is opened by a thread, so that no other task waits for the disk.
 
         Raises ConfigError, and changes nothing, when the file can't be written, or when earlier
         changes of the file still wait for the disk, SWITCHES_MAX of them or more.
         """
         if _place(settings) != _place(self._settings):
-            files = None if settings.file is None else _opened(settings, Path(settings.file))
+            files = None if settings.file is None else await self._open(settings)
             try:
                 self._queue.put_nowait(_Switch(files))
             except Full:
-                raise ConfigError(
-                    "the disk takes no writes, and too many changes of the log wait for it"
-                    " - at `$.decision_log.file`"
-                ) from None
+                raise _hangs() from None
             if not self._thread.is_alive():
                 self._thread.start()
         self._settings = settings
@@ -99,6 +103,23 @@ class DecisionLog:
             with suppress(Full):  # a disk that hangs; the thread ends with the process
                 self._queue.put(None, timeout=CLOSE_S)
             self._thread.join(CLOSE_S)
+
+    async def _open(self, settings: DecisionLogSettings) -> "RotatedFiles":
+        self._openings = [each for each in self._openings if not each.done()]
+        if len(self._openings) >= SWITCHES_MAX:
+            raise _hangs()
+        opening: Future[RotatedFiles] = Future()
+        opening.set_running_or_notify_cancel()  # from here on a cancelled wait leaves it alone
+
+        def end() -> None:
+            try:
+                opening.set_result(_opened(settings))
+            except Exception as error:
+                opening.set_exception(error)
+
+        self._openings.append(opening)
+        threading.Thread(target=end, name="file of the decision log", daemon=True).start()
+        return await asyncio.wrap_future(opening)
 
     def _has_room(self) -> bool:
         """Whether the queue has room for a line; this object alone puts lines."""
@@ -134,18 +155,27 @@ def _place(settings: DecisionLogSettings) -> tuple[object, ...]:
     return settings.file, settings.max_mib
 
 
-def _opened(settings: DecisionLogSettings, file: Path) -> "RotatedFiles":
+def _hangs() -> ConfigError:
+    return ConfigError(
+        "the disk takes no writes, and too many changes of the log wait for it"
+        " - at `$.decision_log.file`"
+    )
+
+
+def _opened(settings: DecisionLogSettings) -> "RotatedFiles":
     """Files that can be written; raises ConfigError.
 
     They are opened again with the first line, since another thread may rotate the same ones until
     then.
     """
+    file = Path(settings.file or "")
     files = RotatedFiles(file, (settings.max_mib << 20) // FILES, FILES)
     try:
         files.open()
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror} - at `$.decision_log.file`") from error
-    files.close()
+    finally:
+        files.close()
     return files
 
 

@@ -10,11 +10,12 @@ Law: the candidates of a line get the same costs from the same policy, to the la
 from collections.abc import Iterable, Mapping, Sized
 from functools import lru_cache
 from math import isfinite, nan
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 from typing_extensions import override
 
 from events.feed.fleet_view import Source
@@ -37,6 +38,7 @@ VERSION = 1
 
 Numbers: TypeAlias = list[float | None]
 """One number for each row; None: unknown."""
+Tokens = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
 class NoHashes(LookupError):
@@ -75,7 +77,7 @@ class LoggedDecision(msgspec.Struct, frozen=True, omit_defaults=True):
     costs: Numbers
     columns: dict[str, Numbers]
     """Columns of router/decide/policies/candidates.py, by name."""
-    overlap_tokens: dict[str, list[int]]
+    overlap_tokens: dict[str, list[Tokens]]
     """Tokens of overlap: raw, usable, and by tier; before they are multiplied by trust."""
     prefill: LoggedRates
     reservation_id: str = ""
@@ -194,7 +196,7 @@ def checked(line: LoggedDecision) -> LoggedDecision:
         raise ValueError(f"the line has version {line.v}, but this release reads version {VERSION}")
     if any(len(column) != count for column in columns):
         raise ValueError(f"a column's length differs from the number of workers, {count}")
-    picked = () if line.picked is None else (line.picked,)
+    picked = [row for row in (line.picked, line.cheapest) if row is not None]
     rows = (*picked, *line.of_session, *(row for row, _ in line.excluded))
     if line.prompt_tokens < 1 or not all(0 <= row < count for row in rows):
         raise ValueError("the line names a row that does not exist, or its prompt has no tokens")

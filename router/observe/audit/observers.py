@@ -29,11 +29,11 @@ class Watchers:
         """Whether an observer needs predicted times of all picks, by any policy: a timed shadow
         policy, or the decision log, for replays of it."""
 
-    def use(self, config: ServeConfig) -> None:
+    async def use(self, config: ServeConfig) -> None:
         """Puts the configured observers in force, or raises ConfigError and changes nothing."""
         routing, settings = config.routing, config.decision_log
         policy = shadow_policy(routing, configured(routing))
-        self.log.use(settings)  # the last that may fail
+        await self.log.use(settings)  # the last that may fail
         if policy is None:
             self.shadow = None
         else:

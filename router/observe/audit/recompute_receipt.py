@@ -156,12 +156,15 @@ def evaluate(formula: str, numbers: Mapping[str, float]) -> float:
         raise FormulaError(f"the formula has more than {FORMULA_MAX} characters")
     expression, *clauses = [part.strip() for part in formula.split(";")]
     known = dict(numbers)
-    for clause in reversed(clauses):  # what is defined last may be used by what comes before
-        name, separator, value = clause.partition(" = ")
-        if not separator or not name.isidentifier():
-            raise FormulaError(f"the clause {clause!r} of the formula defines no name")
-        known[name] = _value(_parsed(value), known)
-    return _value(_parsed(expression), known)
+    try:
+        for clause in reversed(clauses):  # what is defined last may be used by what comes before
+            name, separator, value = clause.partition(" = ")
+            if not separator or not name.isidentifier():
+                raise FormulaError(f"the clause {clause!r} of the formula defines no name")
+            known[name] = _value(_parsed(value), known)
+        return _value(_parsed(expression), known)
+    except (RecursionError, OverflowError) as error:  # nested too deep, or a constant too large
+        raise FormulaError(f"the formula can't be computed: {error}") from error
 
 
 def _row(receipt: router_pb2.Receipt, row: router_pb2.CandidateRow) -> Recomputed:
@@ -230,7 +233,7 @@ def _ties(row: Recomputed, other: Recomputed) -> bool:
 def _parsed(text: str) -> ast.expr:
     try:
         return ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (SyntaxError, ValueError, MemoryError) as error:
         raise FormulaError(f"{text!r} is no valid formula") from error
 
 

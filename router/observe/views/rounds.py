@@ -73,22 +73,26 @@ class Rounds:
                 tiles[key] = self._encode(tile_of(source, self.subject.core, now_s))
         self.tiles_written += len(tiles)
         yield
-        self.number += 1
-        self._tiles, self._whole, self._at_s = tiles, b"", now_s
-        self._summary = summary_of(self.subject, self.decisions, now_s)
+        tree = None
+        if now_s - self._tree_at_s >= TREE_S:
+            tree = yield from self.prefixes.tree(self.subject.core)
+        # No yield from here on: what comes in between would be in no tick.
+        summary = summary_of(self.subject, self.decisions, now_s)
         fields = {
             "at_s": self._encode(now_s),
             "workers": _listed(tile for key, tile in tiles.items() if before.get(key) != tile),
             "gone": self._encode([key for key in before if key not in tiles]),
-            "summary": self._encode(self._summary),
+            "summary": self._encode(summary),
             "points": self._encode([p for p in self.history.points if p.at_s > self._point_s]),
             "decisions": self._encode(self.decisions.since(self._decision)),
             "news": self._encode(self.news.since(self._change)),
         }
-        if now_s - self._tree_at_s >= TREE_S:
-            self._tree_at_s = now_s
-            self._tree = yield from self.prefixes.tree(self.subject.core)
-            fields["prefixes"] = self._encode(self._tree)
+        if tree is not None:
+            fields["prefixes"] = self._encode(tree)
+            self._tree, self._tree_at_s = tree, now_s
+        # From here on nothing fails: the next tick adds to this one, which viewers have got.
+        self.number += 1
+        self._tiles, self._summary, self._whole, self._at_s = tiles, summary, b"", now_s
         self._point_s = self.history.points[-1].at_s if self.history.points else 0.0
         self._decision, self._change = self.decisions.count, self.news.count
         return _event("tick", fields)

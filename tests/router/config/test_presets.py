@@ -143,19 +143,19 @@ def test_each_value_names_the_preset_that_it_came_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("chat_is_own")
-def test_another_preset_takes_effect_while_a_router_runs(tmp_path: Path) -> None:
+async def test_another_preset_takes_effect_while_a_router_runs(tmp_path: Path) -> None:
     file = tmp_path / "kvroute.yaml"
     read = partial(load, ServeConfig, file, {}, {})
     nats = "nats: {url: 'nats://127.0.0.1:1'}\n"
     file.write_text(nats)
     app = RouterApp(read(), read_again=read)
     file.write_text(nats + "routing: {preset: chat, alternatives: 1}\n")
-    app.reload()
+    await app.reload()
     assert (app.config.routing.preset, app.config.routing.policy) == ("chat", "ttft")
     assert app.config.routing.guard.policies == ("ttft",)
     assert app.config.routing.alternatives == 1
     file.write_text(nats)
-    app.reload()
+    await app.reload()
     assert app.config == ServeConfig(nats=NatsSettings(url="nats://127.0.0.1:1"))
 
 

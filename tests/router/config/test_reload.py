@@ -1,5 +1,7 @@
 """What of a configuration takes effect while a router runs."""
 
+import asyncio
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,15 +39,17 @@ SHADOW = RoutingSettings(shadow_policy="ttft", shadow_share=1.0)
     [{"models": TYPO}, {"queue": QueueSettings(order="no-such")}],
     ids=["models", "queue"],
 )
-def test_a_reload_that_fails_leaves_all_as_it_was(watched: bool, wrong: dict[str, Any]) -> None:
+async def test_a_reload_that_fails_leaves_all_as_it_was(
+    watched: bool, wrong: dict[str, Any]
+) -> None:
     base = ServeConfig(models=(ModelSettings(name="m"),))
     base = msgspec.structs.replace(base, nats=NatsSettings(url="nats://127.0.0.1:1"))
     shadowed = msgspec.structs.replace(base, routing=SHADOW)
     first, second = (shadowed, base) if watched else (base, shadowed)
     files = iter([first, msgspec.structs.replace(second, **wrong)])
     app = RouterApp(base, read_again=partial(next, files))
-    app.reload()
-    app.reload()
+    await app.reload()
+    await app.reload()
     assert app.metrics.reads.labels("config", "failed")._value.get() == 1
     assert (app.watchers.shadow is not None, bool(app.watchers.watch)) == (watched, watched)
     assert app.watchers.timed is watched
@@ -111,7 +115,7 @@ def test_every_reloaded_key_is_one_of_routing() -> None:
     assert set(RELOADED) < set(RoutingSettings.__struct_fields__)
 
 
-def test_a_router_that_leaves_reads_nothing_any_more() -> None:
+async def test_a_router_that_leaves_reads_nothing_any_more() -> None:
     reads = []
 
     def read_again() -> ServeConfig:
@@ -119,13 +123,13 @@ def test_a_router_that_leaves_reads_nothing_any_more() -> None:
         return ServeConfig()
 
     app = RouterApp(ServeConfig(), read_again=read_again)
-    app.reload()
+    await app.reload()
     app._stopping.set()
-    app.reload()
+    await app.reload()
     assert len(reads) == 1
 
 
-def test_longer_prompts_have_room_in_messages_after_a_reload() -> None:
+async def test_longer_prompts_have_room_in_messages_after_a_reload() -> None:
     base = ServeConfig(nats=NatsSettings(url="nats://127.0.0.1:1"))
     longer = msgspec.structs.replace(base, routing=RoutingSettings(prompt_tokens_max=4 << 20))
     app = RouterApp(base, read_again=lambda: longer)
@@ -134,12 +138,40 @@ def test_longer_prompts_have_room_in_messages_after_a_reload() -> None:
     with pytest.raises(Refusal, match="the limit is 8388608"):
         route.check(len(content))
     before = guard.bytes_max(ROUTE_STREAM)
-    app.reload()
+    await app.reload()
     route.check(len(content))  # of handlers that hold it since the start
     assert (route.bytes_max, batch.bytes_max) == (21 << 20, 22 << 20)
     assert guard.bytes_max(ROUTE_STREAM) == 22 << 20 > before
     with guard.message(ROUTE, content):
         pass
+
+
+async def test_a_reload_takes_the_place_of_an_earlier_one_that_waits_for_the_disk(
+    tmp_path: Path,
+) -> None:
+    """A FIFO without a reader can't be opened, as a file of a server that is gone."""
+    os.mkfifo(hangs := tmp_path / "hangs")
+    base = ServeConfig(nats=NatsSettings(url="nats://127.0.0.1:1"))
+    waits = msgspec.structs.replace(
+        base, decision_log=DecisionLogSettings(file=str(hangs)), routing=SHADOW
+    )
+    routing = RoutingSettings(policy="round-robin")
+    later = [waits, msgspec.structs.replace(base, routing=routing)]
+    app = RouterApp(base, read_again=lambda: later.pop(0))
+    app._on_hangup()
+    first = app._reloading
+    await asyncio.sleep(0)
+    assert len(later) == 1
+    app._on_hangup()
+    assert app._reloading is not None
+    await app._reloading
+    assert first is not None
+    assert first.cancelled()
+    with hangs.open("rb"):
+        await asyncio.gather(*app._tasks._running)
+    assert app.config.routing.policy == "round-robin"
+    assert app.watchers.shadow is None
+    assert not app.watchers.log.is_on
 
 
 def settings(**changes: object) -> RoutingSettings:
@@ -183,27 +215,27 @@ def test_a_wrong_policy_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("content", ["[" * 1100, "!!int ''", "a: \x00", "index: {memory_mib: 9e9}"])
-def test_a_hostile_file_is_a_failed_reload(tmp_path: Path, content: str) -> None:
+async def test_a_hostile_file_is_a_failed_reload(tmp_path: Path, content: str) -> None:
     file = tmp_path / "kvroute.yaml"
     file.write_text("nats: {url: 'nats://127.0.0.1:1'}\n")
     read = partial(load, ServeConfig, file, {}, {})
     app = RouterApp(read(), read_again=read)
     file.write_text(content)
     before = app.config
-    app.reload()
+    await app.reload()
     assert app.config is before
     value = app.registry.get_sample_value
     assert value("kvroute_reads_total", {"source": "config", "result": "failed"}) == 1
     file.write_text("nats: {url: 'nats://127.0.0.1:1'}\nrouting: {policy: ttft}\n")
-    app.reload()
+    await app.reload()
     assert app.config.routing.policy == "ttft"
 
 
-def test_a_policy_that_raises_anything_when_it_is_read_is_a_failed_reload() -> None:
+async def test_a_policy_that_raises_anything_when_it_is_read_is_a_failed_reload() -> None:
     def read() -> ServeConfig:
         raise ZeroDivisionError
 
     app = RouterApp(ServeConfig(nats=NatsSettings(url="nats://127.0.0.1:1")), read_again=read)
-    app.reload()
+    await app.reload()
     value = app.registry.get_sample_value
     assert value("kvroute_reads_total", {"source": "config", "result": "failed"}) == 1

@@ -19,6 +19,8 @@ from router.api.desk.tenant import Caller
 from router.api.service.calls import Guard
 from router.config.settings.queue_settings import QueueSettings, TenantSettings, TenantsSettings
 from router.decide.decision.decision import Decision
+from router.net.keys.identity import Allowance, Identity
+from router.net.keys.usage import Usage
 from router.observe.audit.sampling import Sampled, Watch
 from router.request.refusal import Reason, Refusal
 from tests.stage.fleet import Fleet
@@ -214,6 +216,29 @@ def test_a_verified_tenant_replaces_that_of_the_field(
     assert len(desk.admission) == waits
     waiting = [waiter.tenant for _, waiter in desk.admission.queue.waiters()]
     assert waiting == ["paid"] * waits
+
+
+def test_requests_that_wait_count_as_reservations_of_their_key_until_their_wait_ends() -> None:
+    desk = (stage := Stage(queue=QUOTA)).desk
+    usage = Usage(Identity("a", limits=Allowance(reservations=3)), stage.fleet.clock)
+    caller = Caller("paid", usage)
+    first = desk.route(asked().SerializeToString(), caller=caller)
+    assert isinstance(first, tuple)
+    waiting = [desk.route(asked().SerializeToString(), caller=caller) for _ in range(2)]
+    with pytest.raises(Refusal, match="reservations"):
+        desk.route(asked().SerializeToString(), caller=caller)
+    for later in waiting:
+        assert isinstance(later, Waiting)
+    desk.leave(waiting[1])  # type: ignore[arg-type]
+    assert usage.waiting == 1
+    desk.cancel(first[1])
+    desk.dispatch()
+    assert usage.waiting == 0
+    assert len(usage._open) == 2, "the first one's end is seen when there is need"
+    last = desk.route(asked().SerializeToString(), caller=caller)
+    assert (usage.waiting, isinstance(last, Waiting)) == (1, True)
+    desk.close()
+    assert usage.waiting == 0
 
 
 def test_a_request_that_waits_keeps_the_tenant_of_its_caller() -> None:

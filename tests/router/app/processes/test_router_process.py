@@ -37,7 +37,7 @@ async def test_a_reload_during_the_start_stays_in_force(monkeypatch: pytest.Monk
     open_links = app.links.open
 
     async def reloaded_meanwhile(*about: Any) -> Any:
-        app.reload()
+        await app.reload()
         return await open_links(*about)
 
     monkeypatch.setattr(app.links, "open", reloaded_meanwhile)

@@ -109,7 +109,7 @@ def a_peer(
 ) -> Peer:
     """greets: the preface and the settings have been exchanged."""
     echo = Echo(answers=answers, finishes=finishes)
-    connection = Connection(echo, streams_max=streams_max, **bounds)
+    connection = Connection(echo, clock=lambda: peer.now_s, streams_max=streams_max, **bounds)
     echo.connection = connection
     peer = Peer(echo, connection)
     if greets:

@@ -278,6 +278,19 @@ def test_a_turn_takes_so_many_frames_whatever_they_are(seed: int) -> None:
     assert turns >= 4000 / http2.TURN_WORK
 
 
+def test_a_turn_takes_so_many_messages_whatever_frames_they_come_in() -> None:
+    peer = a_peer(answers=False, finishes=False)
+    peer.send(peer.headers(1))
+    in_frame = 3000
+    frames = data(1, message(b"") * in_frame) * 3
+    for count in (1, 2):
+        assert peer.connection.receive(frames, 0.0)
+        assert len(peer.echo.messages) == count * in_frame
+        frames = b""
+    assert peer.connection.receive(b"", 0.0) is False
+    assert len(peer.echo.messages) == 3 * in_frame
+
+
 def test_a_peer_that_asks_on_without_reading_gets_one_call_in_a_turn() -> None:
     unread = http2.TURN_WORK // http2.UNREAD_WORK
     peer = peer_whose_answers_wait(unread)
@@ -328,6 +341,27 @@ def test_answers_past_the_bound_end_their_calls() -> None:
     assert peer.send(peer.headers(number + 2)) == [reset(number + 2, Code.REFUSED_STREAM)]
 
 
+def test_long_headers_of_open_calls_count_as_held() -> None:
+    peer = a_peer()
+    more = [("x-bin", "," * 100)]
+    peer.send(peer.headers(1, more=more))
+    (head,) = (head for _, head in peer.echo.opens)
+    assert peer.connection.held.bytes == head.size > STREAM_BYTES
+    peer.send(frame(http2.RST_STREAM, 0, 1, U32.pack(8)))
+    assert peer.connection.held.bytes == 0
+
+
+def test_a_call_with_more_metadata_than_its_bytes_show_is_refused() -> None:
+    peer = a_peer(headers_max=16 << 10)
+    more = [("x-bin", "," * 4000)]
+    for number in (1, 3):
+        assert status_of(peer.send(peer.headers(number, more=more * 4))) == (
+            Status.RESOURCE_EXHAUSTED
+        )
+    assert peer.echo.opens == []
+    assert peer.connection.held.bytes == 0
+
+
 def test_an_answer_that_is_not_read_ends() -> None:
     peer = a_peer()
     ends: list[str] = []
@@ -344,6 +378,16 @@ def test_an_answer_that_is_not_read_ends() -> None:
     assert list(peer.connection.streams) == [3]
     assert peer.connection.end_unread(35.0, 20.0) == 1
     assert peer.connection.held.bytes == peer.connection.waiting_bytes == 0
+
+
+def test_an_answer_has_its_time_from_when_it_waits_however_long_its_peer_was_silent() -> None:
+    peer = a_peer(answers=False, finishes=False)
+    peer.send(peer.headers(1, 5))
+    peer.now_s = 25.0
+    peer.connection.send(peer.connection.streams[1], bytes(100_000))
+    assert peer.connection.end_unread(26.0, 20.0) == 0
+    assert peer.connection.end_unread(44.9, 20.0) == 0
+    assert peer.connection.end_unread(45.0, 20.0) == 1
 
 
 @pytest.mark.parametrize("code", list(Code))

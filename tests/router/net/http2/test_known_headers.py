@@ -9,7 +9,9 @@ from hpack.hpack import NeverIndexedHeaderTuple
 
 from router.net.http2.known_headers import (
     BLOCK_MAX,
+    DECODED_MAX,
     DECODED_WORK_SHIFT,
+    FIELDS_WORK_SHIFT,
     KNOWN_MAX,
     SIZES_MAX,
     KnownHeaders,
@@ -141,6 +143,36 @@ def test_decoding_is_work_and_knowing_is_none() -> None:
     known = KnownHeaders(1 << 16, 1 << 16)
     block = b"\x00\x01a\x01b" * 100
     known.read(block)
-    assert known.work == len(block) >> DECODED_WORK_SHIFT
+    assert known.work == (len(block) >> DECODED_WORK_SHIFT) + (34 * 100 >> FIELDS_WORK_SHIFT)
     known.read(block)
     assert known.work == 0
+
+
+def test_each_value_of_a_bin_field_counts_as_a_field() -> None:
+    """However few bytes of a block name them, by the dynamic table."""
+    encoder, known = Encoder(), KnownHeaders(1 << 16, 1 << 16)
+    field = ("x-bin", "," * 100)
+    size = len("".join(field)) + 32 + 100 * (len("x-bin") + 32)
+    known.read(encoder.encode([field]))
+    head = known.read(encoder.encode([field, field]))
+    assert head is not None
+    assert head.size == 2 * size
+    assert len(head.metadata or ()) == 2 * 101
+    work = known.work
+    block = encoder.encode([field] * 10)
+    assert len(block) == 10
+    assert known.read(block) is not None
+    assert known.work >= 5 * work, "the work is that of the fields"
+    few = KnownHeaders(size, 1 << 16)
+    assert few.read(Encoder().encode([field])) is not None
+    assert few.read(Encoder().encode([field, ("x", "")])) is None
+
+
+def test_kept_fields_are_small() -> None:
+    encoder, known = Encoder(), KnownHeaders(1 << 16, 1 << 16)
+    field = ("x", "y" * 479)
+    for count in range(1, 12):
+        known.read(encoder.encode([field] * count))
+    assert [head.size for head in known._known.values()] == [
+        512 * count for count in range(2, DECODED_MAX // 512 + 1)
+    ]

@@ -397,7 +397,7 @@ def test_the_fault_of_broken_headers_is_the_same_for_all_connections() -> None:
 
 
 def test_what_is_no_http2_is_refused() -> None:
-    connection = Connection(Echo(), streams_max=1)
+    connection = Connection(Echo(), clock=lambda: 0.0, streams_max=1)
     with pytest.raises(ConnectionFault):
         connection.receive(b"GET / HTTP/1.1\r\n", 0.0)
 

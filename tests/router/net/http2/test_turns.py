@@ -104,7 +104,7 @@ async def turns(count: int) -> None:
 
 def test_one_call_opens_a_turn_of_streams_and_the_next_ones_the_rest_in_order() -> None:
     events: list[tuple[str, str, int]] = []
-    connection = Connection(Noted("a", events), streams_max=1000)
+    connection = Connection(Noted("a", events), clock=lambda: 0.0, streams_max=1000)
     assert not connection.receive(PREFACE + frame(SETTINGS, 0, 0), 0.0)
     assert connection.receive(opening(MANY), 0.0)
     assert len(events) == TURN_STREAMS
@@ -115,14 +115,14 @@ def test_one_call_opens_a_turn_of_streams_and_the_next_ones_the_rest_in_order() 
 
 
 def test_a_turn_that_opens_as_many_streams_as_there_are_is_the_last() -> None:
-    connection = Connection(Noted("a", []), streams_max=1000)
+    connection = Connection(Noted("a", []), clock=lambda: 0.0, streams_max=1000)
     connection.receive(PREFACE + frame(SETTINGS, 0, 0), 0.0)
     assert not connection.receive(opening(TURN_STREAMS), 0.0)
     assert len(connection.streams) == TURN_STREAMS
 
 
 def test_refused_streams_count_as_well() -> None:
-    connection = Connection(Noted("a", []), streams_max=1)
+    connection = Connection(Noted("a", []), clock=lambda: 0.0, streams_max=1)
     connection.receive(PREFACE + frame(SETTINGS, 0, 0), 0.0)
     assert connection.receive(opening(2 * TURN_STREAMS), 0.0)
     refused = connection.out[2:]  # behind our settings, and the acknowledgement of theirs

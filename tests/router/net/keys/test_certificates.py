@@ -50,6 +50,30 @@ def test_half_a_rotation_changes_nothing_and_is_logged_once(
     assert followed.counts == {("certificates", "ok"): 1, ("certificates", "failed"): 1}
 
 
+def test_files_that_change_again_while_they_are_used_change_nothing(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates = Certificates(written(tmp_path, authority.issue()))
+    servers = [certificates.contexts(), certificates.contexts()]
+    before = [contexts.now for contexts in servers]
+    written(tmp_path, authority.issue())
+    load, loads = Certificates._load, []
+
+    def load_twice(self: Certificates, context: ssl.SSLContext) -> None:
+        loads.append(context)
+        if len(loads) > 2:  # that of the check, and of the first server
+            raise ssl.SSLError("key values mismatch")
+        load(self, context)
+
+    monkeypatch.setattr(Certificates, "_load", load_twice)
+    with pytest.raises(ssl.SSLError, match="mismatch"):
+        certificates.reload()
+    assert [contexts.now for contexts in servers] == before
+    monkeypatch.undo()
+    assert certificates.reload() is True
+    assert not {*before} & {contexts.now for contexts in servers}
+
+
 def test_a_file_that_vanishes_changes_nothing(tmp_path: Path, authority: Authority) -> None:
     certificates = Certificates(written(tmp_path, authority.issue()))
     (tmp_path / "tls.key").unlink()

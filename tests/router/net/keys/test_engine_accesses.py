@@ -225,6 +225,21 @@ def test_an_empty_file_of_cas_is_not_the_systems_cas(tmp_path: Path) -> None:
     assert accesses.reload() is False
 
 
+def test_a_worker_keeps_its_own_key_while_its_file_cannot_be_read(tmp_path: Path) -> None:
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    shared.write_text("one")
+    own.write_text("mine")
+    accesses = EngineAccesses(EnginesSettings(api_key_file=str(shared)))
+    worker = EngineSettings(id="w", engine="vllm", address="http://w", api_key_file=str(own))
+    accesses.of_engine(worker)
+    own.unlink()
+    with pytest.raises(OSError, match="No such file"):
+        accesses.of_engine(worker)
+    assert accesses.of_worker("w", "http://w").credentials.api_key == "mine"
+    accesses.of_engine(EngineSettings(id="w", engine="vllm", address="http://w"))
+    assert accesses.of_worker("w", "http://w").credentials.api_key == "one"
+
+
 def test_settings_that_contradict_or_cannot_be_read_name_their_keys(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("k")

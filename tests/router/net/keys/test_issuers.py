@@ -232,6 +232,47 @@ def test_a_file_without_keys_is_refused_at_the_start(tmp_path: Path) -> None:
             Issuers((Issuer(issuer=ISSUER, audience=AUDIENCE, jwks=file.as_uri()),), Clock())
 
 
+async def test_a_token_ends_with_its_key_even_if_the_next_key_has_its_id(tmp_path: Path) -> None:
+    clock, rotating = Clock(), Signer()
+    issuers = from_file(tmp_path, rotating, clock)
+    old = rotating.token()
+    assert issuers.verify(old) is not None
+    rotating.add("one")
+    (tmp_path / "jwks.json").write_text(rotating.jwks(), encoding="utf-8")
+    clock.now_s += REFRESH_S - 1
+    await issuers.fetch(ISSUER)
+    assert issuers.verify(old) is None
+    assert issuers.verify(rotating.token()) is not None
+
+
+@pytest.mark.parametrize(
+    "unsupported",
+    [
+        {"kty": "AKP", "alg": "ML-DSA-44", "pub": "AA"},
+        {"kty": "RSA", "alg": "RSA-OAEP", "n": "AQAB", "e": "AQAB"},
+        {"kty": "EC", "crv": "P-999"},
+        {"kty": "OKP", "crv": "X448", "x": "AA"},
+        {"kty": "RSA", "n": "A", "e": "AQAB"},
+        {},
+    ],
+)
+async def test_a_key_of_a_kind_that_is_not_supported_hides_no_other(
+    tmp_path: Path, unsupported: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "kvroute.keys")
+    clock, rotating = Clock(), Signer()
+    issuers = from_file(tmp_path, rotating, clock)
+    rotating.add("two")
+    listed = json.loads(rotating.jwks())
+    listed["keys"].insert(1, unsupported | {"kid": "other"})
+    (tmp_path / "jwks.json").write_text(json.dumps(listed), encoding="utf-8")
+    clock.now_s += REFRESH_S
+    await issuers.refresh()
+    assert issuers.verify(rotating.token("two")) == (ISSUER, ACCOUNT)
+    assert issuers.fetches == {"ok": 1, "failed": 0}
+    assert "the key 'other' can't be used" in caplog.text
+
+
 async def test_a_door_takes_an_accounts_token_and_fetches_its_unknown_key(tmp_path: Path) -> None:
     clock, signer = Clock(), Signer()
     file = tmp_path / "jwks.json"

@@ -3,6 +3,7 @@
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from router.net.keys.door import IDENTITIES_SHOWN
 from router.net.keys.identity import Allowance, Identity
 from router.net.keys.usage import MIB, PRUNE_S, Usage
 from router.request.refusal import Reason, Refusal
-from tests.stage.keys import a_door, identity
+from tests.stage.keys import a_door, identity, write_keys
 
 
 @dataclass
@@ -106,6 +107,39 @@ def test_without_limits_nothing_is_kept() -> None:
     caller.reserved(Reservation("1"))
     assert not caller._open
     assert not caller.identity.is_bounded
+
+
+def test_a_changed_identity_keeps_what_it_uses(tmp_path: Path) -> None:
+    clock = Clock()
+
+    def entry(models: str, **limits: float) -> dict[str, Any]:
+        return identity("a", models=[models], limits={"streams": 1, **limits})
+
+    door = a_door(tmp_path, entry("x", requests_per_s=4, reservations=1), clock=clock)
+    caller = door.enter("a-token", tuple, is_unix=False)
+    caller.request()
+    caller.reserved(Reservation("1"))
+    with caller.stream():
+        write_keys(tmp_path, entry("y", requests_per_s=2, reservations=2, mib_per_s=1))
+        assert door.reload()
+        changed = door.enter("a-token", tuple, is_unix=False)
+        assert changed.identity.may_use("y")
+        with pytest.raises(Refusal) as refused, changed.stream():
+            raise AssertionError("a second stream")
+        assert limit_of(refused.value) == "streams"
+    changed.request()
+    changed.reserved(Reservation("2"))
+    clock.now_s += 2 * PRUNE_S
+    with pytest.raises(Refusal) as refused:
+        changed.request()
+    assert limit_of(refused.value) == "reservations"
+    write_keys(tmp_path, entry("y", requests_per_s=2))
+    assert door.reload()
+    door.enter("a-token", tuple, is_unix=False).request()
+    with pytest.raises(Refusal) as refused:
+        changed.request()
+    assert limit_of(refused.value) == "requests_per_s"
+    changed.message(3 * MIB)
 
 
 def test_metrics_name_the_identities_at_their_limits_up_to_a_bound(tmp_path: Path) -> None:

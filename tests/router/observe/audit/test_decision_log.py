@@ -1,5 +1,7 @@
 """The decision log's files and its queue, at their bounds."""
 
+import asyncio
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
@@ -18,9 +20,9 @@ from router.request.refusal import Reason, Refusal, Refused
 from tests.stage.fleet import Fleet, prompt
 
 
-def log_of(file: Path, **about: Any) -> DecisionLog:
+async def log_of(file: Path, **about: Any) -> DecisionLog:
     log = DecisionLog("here")
-    log.use(DecisionLogSettings(file=str(file), **about))
+    await log.use(DecisionLogSettings(file=str(file), **about))
     return log
 
 
@@ -57,8 +59,8 @@ def decision() -> Decision:
     return seen[0]
 
 
-def test_refusals_are_written_between_decisions(tmp_path: Path, decision: Decision) -> None:
-    log = log_of(tmp_path / "log")
+async def test_refusals_are_written_between_decisions(tmp_path: Path, decision: Decision) -> None:
+    log = await log_of(tmp_path / "log")
     log.watch(decision)
     log.watch_refused(LOST)
     log.close()
@@ -69,10 +71,10 @@ def test_refusals_are_written_between_decisions(tmp_path: Path, decision: Decisi
     assert log.lines == {"written": 2}
 
 
-def test_what_finds_the_queue_full_is_dropped_and_counted(
+async def test_what_finds_the_queue_full_is_dropped_and_counted(
     tmp_path: Path, decision: Decision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = log_of(tmp_path / "log")
+    log = await log_of(tmp_path / "log")
     held = Held(log, monkeypatch)
     for _ in range(QUEUE_MAX + 5):
         log.watch(decision)
@@ -85,20 +87,22 @@ def test_what_finds_the_queue_full_is_dropped_and_counted(
 
 
 def ids(file: Path) -> list[str]:
-    return [decode(line).request_id for line in file.read_bytes().splitlines()]
+    """Of the lines of a file; none if it is not there."""
+    lines = file.read_bytes().splitlines() if file.exists() else []
+    return [decode(line).request_id for line in lines]
 
 
-def test_lines_go_to_the_file_that_was_configured_when_they_were_made(
+async def test_lines_go_to_the_file_that_was_configured_when_they_were_made(
     tmp_path: Path, decision: Decision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = log_of(tmp_path / "log", max_mib=1)
+    log = await log_of(tmp_path / "log", max_mib=1)
     held = Held(log, monkeypatch)
     for changed in (
         DecisionLogSettings(file=str(tmp_path / "other")),
         DecisionLogSettings(),
         DecisionLogSettings(file=str(tmp_path / "log"), max_mib=2),
     ):
-        log.use(changed)
+        await log.use(changed)
         assert log.is_on == (changed.file is not None)
         if log.is_on:
             log.watch(decision)
@@ -111,7 +115,9 @@ def test_lines_go_to_the_file_that_was_configured_when_they_were_made(
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.sampled_from(["to a", "to b", "to b, smaller", "nowhere", "line"]), max_size=25))
-def test_whatever_changes_each_line_is_where_it_belongs_and_in_order(steps: list[str]) -> None:
+async def test_whatever_changes_each_line_is_where_it_belongs_and_in_order(
+    steps: list[str],
+) -> None:
     with TemporaryDirectory() as folder:
         a, b = Path(folder, "a"), Path(folder, "b")
         places = {
@@ -129,19 +135,19 @@ def test_whatever_changes_each_line_is_where_it_belongs_and_in_order(steps: list
                 if switches > SWITCHES_MAX:
                     continue  # the disk may be that slow
                 current = places[step]
-                log.use(current)
+                await log.use(current)
             elif current.file is not None:
                 log.watch_refused(Refused(Refusal(Reason.NO_WORKER, "nobody"), 7.0, str(i)))
                 wanted[current.file].append(str(i))
         log.close()
-        assert {name: ids(Path(name)) if Path(name).exists() else [] for name in wanted} == wanted
+        assert {name: ids(Path(name)) for name in wanted} == wanted
         assert log.lines["written"] == sum(map(len, wanted.values()))
 
 
-def test_another_share_changes_no_file(tmp_path: Path, decision: Decision) -> None:
-    log = log_of(tmp_path / "log", share=0.1)
+async def test_another_share_changes_no_file(tmp_path: Path, decision: Decision) -> None:
+    log = await log_of(tmp_path / "log", share=0.1)
     log.watch(decision)
-    log.use(DecisionLogSettings(file=str(tmp_path / "log"), share=0.5, hashes=True))
+    await log.use(DecisionLogSettings(file=str(tmp_path / "log"), share=0.5, hashes=True))
     log.watch(decision)
     log.close()
     first, second = (decode(line) for line in (tmp_path / "log").read_bytes().splitlines())
@@ -150,45 +156,68 @@ def test_another_share_changes_no_file(tmp_path: Path, decision: Decision) -> No
     assert (first.prefixes is None, second.prefixes is None) == (True, False)
 
 
-def test_a_change_that_cannot_be_leaves_the_log_as_it_was(
+async def test_a_change_that_cannot_be_leaves_the_log_as_it_was(
     tmp_path: Path, decision: Decision
 ) -> None:
-    log = log_of(tmp_path / "log")
+    log = await log_of(tmp_path / "log")
     with pytest.raises(ConfigError, match=r"decision_log\.file"):
-        log.use(DecisionLogSettings(file=str(tmp_path / "no" / "folder")))
+        await log.use(DecisionLogSettings(file=str(tmp_path / "no" / "folder")))
     log.watch(decision)
     log.close()
     assert ids(tmp_path / "log") == ["request-1"]
 
 
-def test_more_changes_than_a_hanging_disk_can_follow_are_refused(
+async def test_more_changes_than_a_hanging_disk_can_follow_are_refused(
     tmp_path: Path, decision: Decision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = log_of(tmp_path / "log")
+    log = await log_of(tmp_path / "log")
     held = Held(log, monkeypatch)
     for _ in range(QUEUE_MAX):
         log.watch(decision)
     for i in range(SWITCHES_MAX):
-        log.use(DecisionLogSettings(file=str(tmp_path / f"log-{i}")))
+        await log.use(DecisionLogSettings(file=str(tmp_path / f"log-{i}")))
     with pytest.raises(ConfigError, match="takes no writes"):
-        log.use(DecisionLogSettings())
+        await log.use(DecisionLogSettings())
     assert log.is_on
     held.let_go()
     log.close()
     assert log.lines == {"written": QUEUE_MAX + 1}
 
 
-def test_a_full_disk_is_counted_and_nobody_waits(decision: Decision) -> None:
-    log = log_of(Path("/dev/full"))
+async def test_nothing_waits_for_a_file_that_is_opened(tmp_path: Path) -> None:
+    """A FIFO without a reader can't be opened, as a file of a server that is gone."""
+    log, hangs = await log_of(tmp_path / "log"), tmp_path / "hangs"
+    os.mkfifo(hangs)
+    settings = DecisionLogSettings(file=str(hangs))
+    openings = [asyncio.ensure_future(log.use(settings)) for _ in range(SWITCHES_MAX)]
+    other = DecisionLogSettings(file=str(tmp_path / "other"))
+    await asyncio.sleep(0)
+    openings[0].cancel()
+    with pytest.raises(ConfigError, match="takes no writes"):
+        await log.use(other)
+    with hangs.open("rb"):
+        ends = await asyncio.gather(*openings, return_exceptions=True)
+    assert isinstance(ends[0], asyncio.CancelledError)
+    assert all(isinstance(end, ConfigError) for end in ends[1:]), "a FIFO is no file"
+    await log.use(other)
+    log.watch_refused(LOST)
+    log.close()
+    assert ids(tmp_path / "other") == ["lost"]
+
+
+async def test_a_full_disk_is_counted_and_nobody_waits(decision: Decision) -> None:
+    log = await log_of(Path("/dev/full"))
     for _ in range(3):
         log.watch(decision)
     log.close()
     assert log.lines == {"failed": 3}
 
 
-def test_a_file_that_cannot_be_written_stops_the_start_and_names_the_key(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_written_stops_the_start_and_names_the_key(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ConfigError, match=r"decision_log\.file"):
-        log_of(tmp_path / "no" / "folder")
+        await log_of(tmp_path / "no" / "folder")
 
 
 def test_a_log_that_was_never_used_closes() -> None:

@@ -110,6 +110,9 @@ def test_formulas_are_arithmetic(formula: str, value: float) -> None:
         ("x; 1 = y", "defines no name"),
         ("(" * 300 + "x" + ")" * 300, "no valid formula"),
         ("x + " * FORMULA_MAX + "x", "more than"),
+        ("9" * 400, "too large"),
+        ("-" * 1500 + "x", "recursion"),
+        ("x; y = " + "-" * 1500 + "x", "recursion"),
     ],
 )
 def test_what_is_no_arithmetic_is_refused(formula: str, why: str) -> None:

@@ -200,13 +200,13 @@ def told(app: RouterApp, name: str, **labels: str) -> float | None:
     return app.registry.get_sample_value(name, labels)
 
 
-def test_a_router_watches_what_is_configured_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_router_watches_what_is_configured_and_nothing_else(tmp_path: Path) -> None:
     assert not RouterApp(ServeConfig()).watchers.watch
     file = tmp_path / "log"
     settings = config(shadow_policy="ttft", shadow_share=1.0, file=str(file), share=0.001)
     app = RouterApp(settings)
     assert not file.exists()  # nothing is done before the start
-    app.watchers.use(settings)
+    await app.watchers.use(settings)
     assert app.watchers.watch.take() is not None, "the shadow policy sees every decision"
     assert told(app, "kvroute_shadow_decisions_total", agreement="other") == 0
     assert told(app, "kvroute_shadow_ttft_seconds_total", change="gain") == 0
@@ -217,7 +217,7 @@ def test_a_router_watches_what_is_configured_and_nothing_else(tmp_path: Path) ->
         RouterApp(config(shadow_policy="nonsense"))
 
 
-def test_watchers_come_and_go_and_count_on(tmp_path: Path) -> None:
+async def test_watchers_come_and_go_and_count_on(tmp_path: Path) -> None:
     fleet = Fleet()
     fleet.add("w0")
     app = RouterApp(ServeConfig())
@@ -231,19 +231,19 @@ def test_watchers_come_and_go_and_count_on(tmp_path: Path) -> None:
         )
 
     assert counted() == (None, None)
-    watchers.use(config(shadow_policy="least-loaded", shadow_share=1.0))
+    await watchers.use(config(shadow_policy="least-loaded", shadow_share=1.0))
     assert counted() == (1, 0)
     file = str(tmp_path / "log")
-    watchers.use(config(shadow_policy="least-loaded", shadow_share=1.0, file=file, share=1.0))
+    await watchers.use(config(shadow_policy="least-loaded", shadow_share=1.0, file=file, share=1.0))
     assert counted() == (2, 0)
-    watchers.use(config(shadow_policy="ttft", shadow_share=1.0, file=file, share=1.0))
+    await watchers.use(config(shadow_policy="ttft", shadow_share=1.0, file=file, share=1.0))
     assert counted() == (1, 0)
     with pytest.raises(ConfigError, match="folder"):
-        watchers.use(config(file=str(tmp_path / "no" / "folder")))
+        await watchers.use(config(file=str(tmp_path / "no" / "folder")))
     assert counted() == (2, 0)
-    watchers.use(config(file=file, share=1.0))
+    await watchers.use(config(file=file, share=1.0))
     assert counted() == (None, 0)
-    watchers.use(config())
+    await watchers.use(config())
     assert (len(watchers.watch), counted()) == (0, (None, None))
     watchers.log.close()
     assert watchers.log.lines == {"written": 4}

@@ -176,13 +176,13 @@ def test_who_decodes_is_none_of_its_business() -> None:
         ({}, False),
     ],
 )
-def test_all_picks_are_timed_while_a_policy_watches_that_goes_by_time(
+async def test_all_picks_are_timed_while_a_policy_watches_that_goes_by_time(
     about: dict[str, Any], timed: bool
 ) -> None:
     config = ServeConfig(nats=NatsSettings(url="nats://127.0.0.1:1"))
     changed = msgspec.structs.replace(config, routing=RoutingSettings(**about))
     app = RouterApp(config, read_again=lambda: changed)
-    app.reload()
+    await app.reload()
     assert app.core.watched.timed is timed
 
 

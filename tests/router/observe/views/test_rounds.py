@@ -2,12 +2,18 @@
 
 import json
 import random
+from collections.abc import Callable, Generator
 from typing import Any
+
+import pytest
 
 from router.decide.core.counts import Counts
 from router.decide.core.progress import Pick
 from router.decide.decision.decision import Decision
 from router.observe.console.console import Console
+from router.observe.views import rounds
+from router.observe.views.rounds import TREE_S
+from router.observe.views.shared_prefixes import SHARED_MIN
 from tests.stage.console import Played, play
 from tests.stage.fleet import Fleet, prompt
 
@@ -40,6 +46,17 @@ class Page:
         for key, kept in self.lists.items():
             kept += content[key]
         self.summary = content["summary"]
+
+
+def ended(steps: Generator[None, None, bytes], between: Callable[[], None]) -> bytes:
+    """The result of a generator. between: called between its steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: bytes = end.value
+            return result
+        between()
 
 
 def route(played: Played, count: int, **about: Any) -> None:
@@ -82,6 +99,65 @@ async def test_a_late_page_and_an_early_one_end_up_alike() -> None:
     assert early.workers["w3", 0]["stream_state"] == "silent"
     assert early.lists["decisions"]
     assert len(early.lists["points"]) == 2
+
+
+def test_what_comes_between_the_steps_of_a_round_is_in_its_tick_or_the_next() -> None:
+    played = play()
+    fleet, console = played.fleet, played.console
+    fleet.add("a")
+    made, page = console.rounds, Page()
+    watched = 0
+
+    def watch() -> None:
+        nonlocal watched
+        watched += 1
+        decision = fleet.core.decide(fleet.request(prompt(64)), fleet.now_s)
+        console.decisions.watch(decision)
+        console.prefixes.watch(decision)
+
+    for _ in range(SHARED_MIN):
+        watch()
+    list(made.write(fleet.now_s))
+    page.take(made.whole())
+    for watches in (True, False):
+        fleet.turn(TREE_S)
+        wholes = [made.whole()]
+
+        def between(watches: bool = watches, wholes: list[bytes] = wholes) -> None:
+            wholes.append(made.whole())
+            if watches:
+                watch()
+
+        page.take(ended(made.write(fleet.now_s), between))
+        assert len(wholes) > 2, "a step for the tiles, and one for the tree"
+        assert len(set(wholes)) == 1
+    late = Page()
+    late.take(made.whole())
+    assert page.lists == late.lists
+    assert [each["number"] for each in late.lists["decisions"]] == [*range(1, watched + 1)]
+
+
+async def test_what_a_round_that_failed_would_have_shown_is_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played = play()
+    fleet, console = played.fleet, played.console
+    key = fleet.add("a")
+    viewer, page = console.join(lambda: None), Page()
+    assert viewer is not None
+    await console.step()
+    page.take(await viewer.next())
+    fleet.say(key, running=7)
+    monkeypatch.setattr(rounds, "summary_of", None)
+    with pytest.raises(TypeError):
+        await console.step()
+    monkeypatch.undo()
+    await console.step()
+    page.take(await viewer.next())
+    late = Page()
+    late.take(console.rounds.whole())
+    assert page.workers == late.workers
+    assert late.workers["a", 0]["running"] == 7
 
 
 async def test_a_worker_that_goes_leaves_the_page() -> None:
