@@ -115,7 +115,7 @@ def test_sizes_stay_what_they_were_once_there_are_blocks() -> None:
     blocks.store([1], None, TOKENS, 0, 0, Tier.DEVICE)
     with pytest.raises(ValueError, match="before any block comes"):
         blocks.shape(32, 32)
-    with pytest.raises(ValueError, match="into none"):
+    with pytest.raises(ValueError, match="restored into an empty object"):
         blocks.restore(copies().save())
 
 

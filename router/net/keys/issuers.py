@@ -195,9 +195,9 @@ class Issuers:
 
 
 def _certificates(file: str | None) -> str | None:
-    """Text of a PEM file; None: no file. Raises OSError with the file's name, which OpenSSL's own
-    error does not have."""
-    return None if file is None else Path(file).read_text(encoding="ascii", errors="ignore")
+    """Text of a PEM file, never empty, which would stand for the system's CAs; None: no file.
+    Raises OSError with the file's name, which OpenSSL's own error does not have."""
+    return None if file is None else Path(file).read_text(encoding="ascii", errors="ignore") + "\n"
 
 
 async def _get(issuer: Issuer) -> bytes:

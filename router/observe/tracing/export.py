@@ -131,11 +131,13 @@ def _otlp(settings: TracingSettings, process: str, version: str) -> Send:
     credentials: Any = None
     if parts.scheme == "https":
         try:
-            authorities = settings.ca_file and Path(settings.ca_file).read_bytes()
+            authorities = Path(settings.ca_file).read_bytes() if settings.ca_file else None
         except OSError as error:
             message = f"{settings.ca_file}: {error.strerror} - at `$.tracing.ca_file`"
             raise ConfigError(message) from error
-        credentials = grpc.ssl_channel_credentials(authorities or None)
+        if authorities == b"":  # which would stand for the system's CAs
+            raise ConfigError(f"{settings.ca_file} is empty - at `$.tracing.ca_file`")
+        credentials = grpc.ssl_channel_credentials(authorities)
     exporter = OTLPSpanExporter(
         settings.endpoint,
         insecure=credentials is None,

@@ -182,17 +182,19 @@ async def https(folder: Path, signer: Signer, authority: Authority) -> AsyncIter
 
 
 async def test_keys_come_over_https_by_the_configured_ca_and_no_other(
-    tmp_path: Path, signer: Signer
+    tmp_path: Path, signer: Signer, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
     async with https(tmp_path, signer, Authority()) as issuer:
         issuers = Issuers((issuer,), clock)
         await issuers.refresh()
         assert issuers.verify(signer.token()) is not None
-        (tmp_path / "ca.crt").write_bytes(Authority("other").pem)
-        clock.now_s += REFRESH_S
-        await issuers.refresh()
-        assert issuers.fetches == {"ok": 1, "failed": 1}
+        for failures, content in enumerate((Authority("other").pem, b""), 1):
+            (tmp_path / "ca.crt").write_bytes(content)
+            clock.now_s += REFRESH_S
+            await issuers.refresh()
+            assert issuers.fetches == {"ok": 1, "failed": failures}
+        assert "no start line" in caplog.text, "an empty file does not stand for the system's CAs"
         assert issuers.verify(signer.token()) is not None  # by the keys of before
 
 

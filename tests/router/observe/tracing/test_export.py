@@ -176,6 +176,7 @@ async def test_spans_are_sent_as_time_goes_by(monkeypatch: pytest.MonkeyPatch) -
         (TracingSettings("collector:4317"), r"no http://host:port.*tracing\.endpoint"),
         (TracingSettings("http://collector:4317/v1/traces"), r"tracing\.endpoint"),
         (TracingSettings("https://c:4317", ca_file="/none"), r"No such file.*tracing\.ca_file"),
+        (TracingSettings("https://c:4317", ca_file="/dev/null"), r"is empty.*tracing\.ca_file"),
     ],
 )
 def test_a_collector_that_can_not_be_is_a_mistake(settings: TracingSettings, message: str) -> None:
