@@ -121,7 +121,9 @@ def envoy_config(
                 listed = await client.list_workers()
             known = _reached({each.address for each in listed})
         if not known:
-            raise ConfigError("the router knows no such worker: name engines with --worker")
+            raise ConfigError(
+                "the router knows no worker at http://host:port: name engines with --worker"
+            )
         config = envoy_config(
             listen=Address(*listen[-1]),
             admin=Address(*admin[-1]) if admin else None,
