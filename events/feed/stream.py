@@ -245,8 +245,9 @@ class Stream:
         return effects + self._splice("ring replayed", now_s)
 
     def on_snapshot(self, epoch: Epoch, as_of: int, complete: bool, now_s: float) -> list[Effect]:
-        """Takes the answer to a Recover without from_seq, a staged snapshot of the blocks after
-        message as_of; returns effects: none for a snapshot that is out of date."""
+        """Takes the answer to a Recover without from_seq: a snapshot of the blocks after message
+        as_of, which the caller has staged. Returns effects; none for a snapshot of an earlier
+        epoch, or of an earlier message than the last one applied."""
         self._requested = False
         if self.epoch is not None and epoch < self.epoch:
             return []

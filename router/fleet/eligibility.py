@@ -47,7 +47,8 @@ class Barred:
 
     @classmethod
     def of(cls, reasons: Sequence[str]) -> "Barred":
-        """The barred rows by the reason of each row; an empty reason: the row may be picked."""
+        """The workers of a pool that can't be picked. reasons: why, for each row of the pool;
+        empty: the worker may be picked."""
         counts = Counter(filter(None, reasons))
         mask = np.array([bool(reason) for reason in reasons], np.bool_) if counts else None
         return cls(mask, counts, lambda: reasons)

@@ -106,7 +106,9 @@ async def workers_ready(client: KvRouteClient, count: int) -> None:
                     return
     except TimeoutError:
         ready = sum(schedulable.values())
-        raise TimeoutError(f"{ready} of {count} workers are ready after {READY_S:g} s") from None
+        raise TimeoutError(
+            f"{ready} of {count} engines are ready at the router after {READY_S:g} s"
+        ) from None
 
 
 def _show(console: Console, engines: Sequence[StandIn], app: RouterApp) -> None:

@@ -287,7 +287,8 @@ class PoolShare:
         ]
 
     def _wake(self, now_s: float) -> None:
-        """Has the claims of flows count again whose time of rest is over."""
+        """Counts the claims of those flows again whose time without claims (rests_until_s) is
+        over."""
         self._wakes_s, self._shares = inf, None
         for flow in self._flows.values():
             if flow.rests_until_s <= now_s:

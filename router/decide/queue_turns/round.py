@@ -105,8 +105,9 @@ class Round:
         self._done.add(line)
 
     def _is_out(self, line: Line, waiter: Waiter) -> bool:
-        """Whether a request must not be attempted now: it had no room, its wait is over, enough
-        like it had no room, or a quota or sibling holds it."""
+        """Whether a request must not be attempted now: it had no room since the last change, its
+        wait has timed out, too many with the same allowed workers (narrowing) had none, or its
+        tenant's quota or a request with the same prefix (sibling) holds it."""
         return (
             waiter.passed_at == self._version
             or waiter.expires_s <= self._now_s

@@ -1,4 +1,4 @@
-"""The key file: identities by their tokens, certificates and accounts. Pure.
+"""The key file: identities by their tokens, certificates and OpenID Connect accounts. Pure.
 
 Laws:
 - a token is stored as its SHA-256, so that a stolen file opens nothing;

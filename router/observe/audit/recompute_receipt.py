@@ -234,7 +234,7 @@ def _parsed(text: str) -> ast.expr:
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError) as error:
-        raise FormulaError(f"{text!r} is no valid formula") from error
+        raise FormulaError(f"the cost's formula can't be read at {text!r}") from error
 
 
 def _value(node: ast.expr, known: Mapping[str, float]) -> float:

@@ -323,7 +323,7 @@ def _completion(model: str, text: bytes) -> bytes:
     try:
         return msgspec.json.encode({"model": model, "prompt": text.decode()})
     except UnicodeDecodeError as error:
-        raise EngineRefused(f"the text can't be read: {error}") from None
+        raise EngineRefused(f"the prompt's text is no UTF-8: {error}") from None
 
 
 def _question(engine: str, kind: BodyFormat, content: bytes) -> bytes:

@@ -97,7 +97,8 @@ class Rank:
         return work
 
     def decode(self, ordered: list[Task], limit: int) -> list[Work]:
-        """Takes blocks for the decodes of a step, best task first, `limit` at most; returns them.
+        """Takes blocks for `limit` decodes of a step at most, best task first; returns the decodes
+        that got theirs.
 
         A decode that lacks a block evicts the last partly computed prefill, or else the last
         decode. When there is no task to evict, the decode waits for the batches in flight.

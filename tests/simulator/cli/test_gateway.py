@@ -28,7 +28,7 @@ async def test_workers_that_do_not_come_are_counted_in_the_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gateway, "READY_S", 0.0)
-    with pytest.raises(TimeoutError, match="1 of 2 workers are ready after 0 s"):
+    with pytest.raises(TimeoutError, match="1 of 2 engines are ready at the router after 0 s"):
         await gateway.workers_ready(cast(KvRouteClient, Client()), 2)
 
 
