@@ -27,9 +27,11 @@ RATIOS = {
 KEPT_MIB = {
     "streams": 150.0,  # of 20,000 open calls
     "drips": 100.0,  # of 2,000 bodies that hardly come
+    # Of answers of megabytes, and the good client's own requests of these two minutes.
+    **dict.fromkeys(("unread", "unread_answers", "control_frames"), 25.0),
 }
-"""Attack -> memory that the server may keep. None of it is in use: glibc and Python count as many
-bytes and blocks as before; their free pieces stay for the next burst."""
+"""Attack -> memory that the server may keep. None of it is the attack's: glibc and Python count as
+many bytes and blocks as after random bytes; their free pieces stay for the next burst."""
 TURN_MS_MAX = 50.0
 HEAD = (
     "| attack | call | answered | failed | p99 before, ms | p99 under attack, ms | ratio |",

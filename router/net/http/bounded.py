@@ -150,6 +150,7 @@ class BoundedHandler(web.RequestHandler):
         self._cancel_timer()
         if self._read_timer is not None:
             self._read_timer.cancel()
+        self._messages.clear()  # their bodies refer to this connection: a cycle
         super().connection_lost(exc)
         self._left()
 
