@@ -9,8 +9,8 @@ requests end. Pure.
                       that the engine preempts, higher with each that it serves to its end
 
 Neither is certain, so that both only put a worker *over its estimate*: it gets no requests while
-another worker of its pool has room, and gets them when none has. No request is refused by a learned
-bound.
+another worker of its pool has room. When none has, requests wait, and at the end of their wait go
+to such a worker; those that may not wait go at once. None is refused by a learned bound.
 
 The block share is like Chitu's kvcache_block_threshold, but moves in small steps where Chitu halves
 it and restores it at once: a router sees preemptions a second late, and several at once.
