@@ -11,12 +11,10 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Callable, Iterable
-from math import inf
 from urllib.parse import urlsplit
 
 from kvroute.v1 import WorkerStatus
 from router.gateway.server.roster import WORKER_S, Roster
-from router.net.listener.seldom import Seldom
 
 REFRESH_S = 1.0
 """Least seconds from one list of workers to the next."""
@@ -28,7 +26,6 @@ NAMES_MAX = 4096
 log = logging.getLogger("kvroute.picker")
 _Name = tuple[str, int]
 """A host name and a port."""
-_UNKNOWN = ("", -inf)
 
 
 class Endpoints:
@@ -38,8 +35,10 @@ class Endpoints:
         self._roster = roster
         self._clock: Callable[[], float] = asyncio.get_running_loop().time
         self._addresses: dict[_Name, tuple[str, float]] = {}
-        """Name -> endpoint, empty while it can't be resolved, and when it was resolved."""
-        self._unresolved = Seldom(log)
+        """Name -> endpoint, empty while it can't be resolved, and when it was looked up."""
+        self._turn = asyncio.Lock()
+        self._unresolved: set[_Name] = set()
+        """Names whose last lookup failed."""
         self._workers: dict[str, list[str]] = {}
         """Endpoint -> ids of its workers: several for an engine with ranks behind one port."""
         self._loads: dict[str, float] = {}
@@ -65,20 +64,26 @@ class Endpoints:
             await asyncio.sleep(REFRESH_S)
 
     async def look_up(self) -> None:
-        """Looks up each name of a listed worker that was not resolved for RESOLVED_S, one at a
-        time."""
-        for each in self._roster.workers:
-            name = _named(each.address)
-            if isinstance(name, tuple):
-                _, resolved_s = self._addresses.get(name, _UNKNOWN)
-                if self._clock() >= resolved_s + RESOLVED_S:
-                    await self._looked_up(name)
+        """Looks up each known name whose address is over RESOLVED_S old, and each that can't be
+        resolved, one at a time; uses the last list again if an address has changed."""
+        changed = False
+        for name, (before, looked_up_s) in list(self._addresses.items()):
+            if name in self._unresolved or self._clock() >= looked_up_s + RESOLVED_S:
+                changed |= await self._looked_up(name) != before
+        if changed:
+            await self.use(self._roster.workers)
 
     async def use(self, workers: Iterable[WorkerStatus]) -> None:
-        """Replaces the list of workers."""
+        """Replaces the list of workers; forgets the names that are not in it."""
+        async with self._turn:  # so that the list of the later call stays
+            await self._use(workers)
+
+    async def _use(self, workers: Iterable[WorkerStatus]) -> None:
         ids: dict[str, list[str]] = {}
+        listed: set[_Name | str] = set()
         loads: dict[str, float] = {}
         for each in workers:
+            listed.add(_named(each.address))
             endpoint = await self.of(each.address)
             if not endpoint:
                 continue
@@ -87,6 +92,8 @@ class Endpoints:
                 in_use = each.running + each.waiting + each.reserved + each.reserved_by_replicas
                 loads[endpoint] = loads.get(endpoint, 0.0) + in_use
         self._workers, self._loads = ids, loads
+        for name in self._addresses.keys() - listed:
+            self._forget(name)
 
     async def of(self, address: str) -> str:
         """The endpoint, such as 10.0.0.3:8000, of a worker's address; empty: the address's host
@@ -130,16 +137,22 @@ class Endpoints:
         try:
             loop = asyncio.get_running_loop()
             infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            known = _endpoint(str(infos[0][4][0]), port), now_s
+            endpoint = _endpoint(str(infos[0][4][0]), port)
+            self._unresolved.discard(name)
         except (OSError, UnicodeError) as error:  # Unicode: a label of a wrong length
-            words = "the host name %r of a worker can't be resolved: %s"
-            self._unresolved.log(now_s, words, host, error)
-            known = self._addresses.get(name, _UNKNOWN)
+            if name not in self._unresolved:
+                self._unresolved.add(name)
+                log.warning("the host name %r of a worker can't be resolved: %s", host, error)
+            endpoint = self._addresses.get(name, ("", 0.0))[0]
         self._addresses.pop(name, None)
-        self._addresses[name] = known
+        self._addresses[name] = endpoint, now_s
         if len(self._addresses) > NAMES_MAX:
-            del self._addresses[next(iter(self._addresses))]
-        return known[0]
+            self._forget(next(iter(self._addresses)))
+        return endpoint
+
+    def _forget(self, name: _Name) -> None:
+        del self._addresses[name]
+        self._unresolved.discard(name)
 
 
 def _named(address: str) -> _Name | str:

@@ -134,6 +134,34 @@ class BoundedHandler(web.RequestHandler):
         loop = asyncio.get_running_loop()
         self._read_timer = loop.call_later(self._read_s, self._look_for_reader)
 
+    def _await_end(self, transport: asyncio.Transport | None) -> None:
+        """Ends a closed connection after read_s though its client has not taken the rest of its
+        answers, for which the transport's close() waits without a bound."""
+        try:
+            if transport is None or not transport.get_write_buffer_size():
+                return
+        except AttributeError:  # asyncio's own, of TLS that was closed twice
+            return
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._read_timer = loop.call_later(self._read_s, self._end_unread, transport)
+
+    def _end_unread(self, transport: asyncio.Transport) -> None:
+        self._connections.closed["unread"] += 1
+        transport.abort()
+
+    @override
+    async def start(self) -> None:
+        await super().start()
+        self._await_end(self.transport)
+
+    @override
+    def force_close(self) -> None:
+        transport = self.transport
+        super().force_close()
+        self._await_end(transport)
+
     def _look_for_reader(self) -> None:
         self._read_timer = None
         transport = self.transport
@@ -142,8 +170,7 @@ class BoundedHandler(web.RequestHandler):
         if transport.get_write_buffer_size() != self._unread:
             self._await_reader()
             return
-        self._connections.closed["unread"] += 1
-        transport.abort()
+        self._end_unread(transport)
 
     @override
     def connection_lost(self, exc: BaseException | None) -> None:

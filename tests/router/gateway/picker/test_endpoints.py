@@ -88,7 +88,7 @@ async def test_names_are_resolved_now_and_then(monkeypatch: pytest.MonkeyPatch) 
 async def test_no_pick_and_no_list_waits_for_a_name_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    names = Names(["10.0.0.1", None, None, None])
+    names = Names(["10.0.0.1", *[None] * 5])
     known = names.known(monkeypatch, "http://pod:1", "http://late:1")
     assert [await known.of(f"http://{host}:1") for host in ("pod", "late")] == ["10.0.0.1:1", ""]
     names.now_s = 1000.0
@@ -101,7 +101,23 @@ async def test_no_pick_and_no_list_waits_for_a_name_again(
     assert names.calls == 2
     await known.look_up()
     assert names.calls == 4
-    assert len(caplog.records) == 2, "a line for all names, seldom"
+    await known.look_up()
+    assert [each.args[0] for each in caplog.records if each.args] == ["late", "pod"]
+
+
+async def test_a_name_that_comes_back_with_another_address_has_that_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = Names(["10.0.0.1", "10.0.0.9", "10.0.0.10"])
+    known = names.known(monkeypatch, "http://pod:1")
+    await known.use(known._roster.workers)
+    await known.use([])
+    await known.use(known._roster.workers)
+    assert known.worker_at("10.0.0.9:1") == "http://pod:1"
+    names.now_s = 31.0
+    await known.look_up()
+    assert known.worker_at("10.0.0.10:1") == "http://pod:1"
+    assert known.worker_at("10.0.0.9:1") is None
 
 
 @pytest.mark.parametrize("host", ["worker..local", "a" * 64])

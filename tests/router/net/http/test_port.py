@@ -204,6 +204,24 @@ async def test_a_client_that_takes_nothing_of_an_answer_is_closed() -> None:
         assert +port.connections.closed == {"unread": 1}
 
 
+async def long(request: web.Request) -> web.Response:
+    """An answer of which a client that takes nothing leaves a part in the transport, however much
+    the kernel holds; the transport never asks to pause for it."""
+    assert request.transport is not None
+    request.transport.set_write_buffer_limits(1 << 30)
+    return web.Response(body=bytes(1 << 25))
+
+
+@pytest.mark.parametrize("more", ["", "Connection: close\r\n"])
+async def test_a_rest_that_pauses_nothing_holds_its_connection_for_read_s_alone(more: str) -> None:
+    async with a_port(answer=long, read_s=0.05, idle_timeout_s=0.05) as port:
+        (_, writer) = await connected(port)
+        writer.transport.pause_reading()
+        writer.write(f"GET / HTTP/1.1\r\nHost: a\r\n{more}\r\n".encode())
+        await until(lambda: port.connections.open == 0, "its place is free")
+        assert port.connections.closed["unread"] == 1
+
+
 async def test_a_client_that_takes_some_of_an_answer_is_not_closed() -> None:
     async with a_port(answer=endless, read_s=1e6) as port:
         (reader, writer) = await connected(port)
