@@ -289,6 +289,9 @@ class RouterApp:
         log_risks(config)
         raise_limit(config)
         await self.watchers.use(config)
+        while config is not self.config:  # a reload came meanwhile
+            config = self.config
+            await self.watchers.use(config)
         broker, replicas, link = await self.links.open(
             self.desk, self.reports, self.admission, self._tasks
         )
@@ -417,6 +420,10 @@ class RouterApp:
             await self.watchers.use(config)  # changes nothing if it fails
             self.core.use(settings)
             self.admission.configure(config.queue, self.clock())
+            self.config = config
+            self._guard.use(config.routing.prompt_tokens_max)
+            self.links.use_hot_prefixes(config.routing)
+            self.prompts.configure(model_prompts(config.models))
         except Exception as error:
             self.metrics.reads.labels("config", "failed").inc()
             if isinstance(error, ConfigError):
@@ -424,10 +431,6 @@ class RouterApp:
             else:  # a fault of ours, or of a policy of the operator's: we serve on
                 log.exception("configuration not reloaded")
             return
-        self.config = config
-        self._guard.use(config.routing.prompt_tokens_max)
-        self.links.use_hot_prefixes(config.routing)
-        self.prompts.configure(model_prompts(config.models))
         self.metrics.reads.labels("config", "ok").inc()
         log.info("configuration reloaded; changed: %s", ", ".join(changed) or "nothing")
         if waiting:

@@ -320,6 +320,9 @@ class Admission:
             self.queue.expired(waiter, now_s)
             full = refusal.reason is Reason.ALL_WORKERS_FULL
             job.refuse(self.queue.timeout(waiter, now_s) if full else refusal)
+        except BaseException:  # which ends this request, and must not come again
+            self.queue.expired(waiter, now_s)
+            raise
         else:
             self._dispatched(waiter, reservation, now_s)
 

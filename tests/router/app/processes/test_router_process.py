@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from router.app.processes.router_process import RouterApp
+from router.config.settings.configurations import ServeConfig
 from router.config.settings.routing_settings import HotPrefixSettings, RoutingSettings
 from tests.stage.loopback import router_app, serve_config
 from tests.stage.waiting import until
@@ -40,9 +41,21 @@ async def test_a_reload_during_the_start_stays_in_force(monkeypatch: pytest.Monk
         await app.reload()
         return await open_links(*about)
 
+    use, shadow = app.watchers.use, msgspec.structs.replace(on, shadow_policy="round-robin")
+    first = msgspec.structs.replace(base, routing=shadow)
+
+    async def waits_for_the_disk(config: ServeConfig) -> None:
+        await use(config)
+        if config is first:
+            await app.reload()
+            await use(config)  # the start's comes back last
+
     monkeypatch.setattr(app.links, "open", reloaded_meanwhile)
+    monkeypatch.setattr(app.watchers, "use", waits_for_the_disk)
+    app.config = first
     try:
         await app.start()
+        assert app.watchers.shadow is None
         assert app.config.routing.hot_prefixes.enabled
         assert app.links.hot.enabled
         assert app.links.copies is not None

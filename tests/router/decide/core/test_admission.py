@@ -140,6 +140,25 @@ def test_what_goes_at_the_end_of_its_wait_counts_as_what_goes_before_it() -> Non
     assert [sum(waits.counts) for waits in stage.admission.waits.values()] == [1]
 
 
+def test_a_fault_in_a_last_decision_ends_that_request_and_no_other() -> None:
+    stage = Stage(timeout_s=1.0)
+    worker = stage.fleet.add("w0", total_slots=None, running=2, waiting=2, used_blocks=10)
+    for _ in range(3):  # samples that agree: it runs two at once
+        stage.pass_time(0.1)
+        stage.fleet.say(worker)
+    first, second = stage.waits(), stage.waits()
+
+    def fails() -> None:
+        raise ValueError("of the caller")
+
+    first.on_done = fails
+    with pytest.raises(ValueError, match="of the caller"):
+        stage.pass_time(1.0)
+    stage.pass_time(0.0)
+    assert isinstance(second.outcome, tuple)
+    assert len(stage.admission) == 0
+
+
 def test_a_quota_refuses_no_request_that_has_its_answer() -> None:
     tenants = TenantsSettings(default=TenantSettings(in_flight_max=1))
     stage = Stage(tenants=tenants, timeout_s=1.0)
