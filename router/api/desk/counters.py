@@ -38,7 +38,7 @@ from router.observe.metrics.families import (
 )
 from router.request.refusal import Reason
 
-OUTCOMES = ("picked", "repeated", "refused", "explained")
+OUTCOMES = ("picked", "repeated", "refused", "explained", "cancelled")
 
 
 class Metrics:

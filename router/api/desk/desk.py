@@ -263,7 +263,10 @@ class Desk:
         that keeps one, are cycles, which hold the request until the garbage collector's next full
         run.
         """
-        self._metrics.requests.labels("refused", refusal.reason).inc()
+        if refusal.reason is Reason.CANCELLED:  # which its caller wanted
+            self._metrics.requests.labels("cancelled", "").inc()
+        else:
+            self._metrics.requests.labels("refused", refusal.reason).inc()
         if due is not None:
             at_s = self._clock() if now_s is None else now_s
             most = self._core.routing.prompt_tokens_max

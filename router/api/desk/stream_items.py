@@ -266,21 +266,21 @@ class Deciding:
         """Decides an item, or takes the next of its steps."""
         batch, index = self._batch, self._batch.index
         try:
-            if self._steps is not None:
-                answered = self._went_on(self._steps)
-                if answered is None:
+            answered: Answered | Later | None = None
+            if self._steps is None:
+                if batch.cancel:
+                    self._items.cancel(index)
                     return
-            elif batch.cancel:
-                self._items.cancel(index)
-                return
-            else:
                 self._items.begin(index)
                 routed = self._route(batch.request, self._left_s())
-                if not isinstance(routed, tuple | Later):
+                if isinstance(routed, tuple | Later):
+                    answered = routed
+                else:  # an item whose steps have begun is counted, whatever comes of it
                     self._steps = routed
-                    return
-                answered = routed
-            self._items.answer(index, answered, self._results, self._made)
+            if self._steps is not None:
+                answered = self._went_on(self._steps)
+            if answered is not None:
+                self._items.answer(index, answered, self._results, self._made)
         except Refusal as refusal:
             self._steps = None
             self._results.add_status(index, statuses.write_status(refusal).SerializeToString())

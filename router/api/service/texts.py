@@ -45,11 +45,13 @@ _MOMENTARY = frozenset((Reason.RENDERER_UNAVAILABLE, Reason.RENDER_QUEUE_FULL))
 class TextWaiting(Later):
     """A prompt whose tokens are being made, or whose request waits in the desk's queue."""
 
-    __slots__ = ("task", "text")
+    __slots__ = ("task", "text", "with_desk")
 
     def __init__(self, text: ReceivedRequest) -> None:
         super().__init__()
         self.text = text
+        self.with_desk = False
+        """Whether the request has its tokens, and the desk counts its outcome."""
         self.task: asyncio.Task[None] | None = None
         """Makes the tokens and routes the request; None: the caller left."""
 
@@ -110,7 +112,7 @@ class Texts:
             later.forget_caller()
             # The frames of its CancelledError refer to `later`: a cycle, if that kept the task.
             task, later.task = later.task, None
-            if task is not None and task.cancel() and later.text.made is None:
+            if task is not None and task.cancel() and not later.with_desk:
                 self._desk.refused(caller_left(), later.text)
         else:
             self._desk.leave(later)
@@ -146,16 +148,16 @@ class Texts:
     async def _make(self, waiting: TextWaiting, left_s: float, caller: Caller) -> None:
         """Makes the prompt's tokens and routes the request; gives the outcome to `waiting`."""
         try:
-            waiting.finish(await self._routed(waiting.text, left_s, caller))
+            waiting.finish(await self._routed(waiting, left_s, caller))
         except Refusal as refusal:  # counted
             waiting.finish(refusal)
         except Exception as error:  # a fault of ours, which ends one request and no other
             waiting.finish(self._desk.failed(error, waiting.text))
 
-    async def _routed(self, request: ReceivedRequest, left_s: float, caller: Caller) -> Answered:
+    async def _routed(self, waiting: TextWaiting, left_s: float, caller: Caller) -> Answered:
         """Makes the prompt's tokens and has the desk answer the request within left_s seconds;
         raises Refusal, which is counted."""
-        began_s = asyncio.get_running_loop().time()
+        began_s, request = asyncio.get_running_loop().time(), waiting.text
         span = self._desk.render_span(request)
         try:
             made = await self.tokens(request, left_s)
@@ -168,6 +170,7 @@ class Texts:
         span({"kvroute.prompt_tokens": made.count, "kvroute.tokens_from": made.made_by.value})
         left_s -= asyncio.get_running_loop().time() - began_s
         text_codec.put_tokens(request, made)
+        waiting.with_desk = True
         answered = self._desk.item(request, left_s, caller)
         if not isinstance(answered, tuple):
             answered = await self._awaited(answered)

@@ -172,8 +172,12 @@ class FollowedPods:
                         effects += self._drop(pod.name)
                         self._unusable[pod.name] = pod, _why(error)
                 case Gone(pod):
-                    effects += self._drop(pod.name)
+                    dropped = self._drop(pod.name)
                     self._unusable.pop(pod.name, None)
+                    effects += dropped
+                    if dropped:  # whose names another pod may have wanted
+                        others = [other for other, _ in self._unusable.values()]
+                        effects += self.on_changes(map(Put, others))
         return effects
 
     def on_identified(
@@ -236,11 +240,13 @@ class FollowedPods:
                 effects.append(Identify(worker.endpoint, worker.pod))
         return effects
 
-    def on_started(self, worker_id: str, why: str, now_s: float) -> None:
+    def on_started(self, worker_id: str, why: str, now_s: float, *, failed: bool) -> None:
         """Applies the result of a Start. why: why the relay can't run, as a sentence; empty: it
-        runs."""
+        runs. failed: False where the router alone is at fault, so that no pause grows."""
         worker = self._workers[worker_id]
         if why:
+            if not failed:
+                worker.failures = 0
             self._wait(worker, why, now_s)
             return
         self.counts["started"] += 1

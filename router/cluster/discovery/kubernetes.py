@@ -290,14 +290,15 @@ class KubernetesDiscovery:
                     self._hands.forget(worker_id)
 
     def _start(self, settings: EngineSettings) -> None:
+        failed = True
         try:
-            why = self._hands.start(settings)
+            why, failed = self._hands.start(settings), False
         except Refusal as error:
             self.counts["no_room"] += 1
             why = error.message
         except Exception as error:  # of that pod alone
             why = repr(error)[:REASON_CHARS]
-        self.followed.on_started(settings.id, why, self._clock())
+        self.followed.on_started(settings.id, why, self._clock(), failed=failed)
         if not why:
             log.info("pod of worker %s: followed at %s", settings.id, settings.address)
 

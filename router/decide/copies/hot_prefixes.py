@@ -263,7 +263,10 @@ class HotPrefixes:
     ) -> None:
         """Stores a new hot prefix with what a copy of it needs, unless a bound is reached."""
         tokens = self._tokens(prompt, len(chain) * block_size)
-        if not self._have_room(1, chain.nbytes + len(tokens or b"")):
+        byte_count = chain.nbytes + len(tokens or b"")
+        if len(self._hot) >= HOT_MAX or self.byte_count + byte_count > self.bytes_max:
+            self.reasons["no_room"] += 1
+            self._lacked_room = True
             return
         prefix = Prefix(
             key,
@@ -283,22 +286,16 @@ class HotPrefixes:
 
     def _add_tokens(self, hot: _Hot, prompt: Prompt) -> None:
         """Adds the tokens of a hot prefix, which earlier requests did not bring."""
-        tokens = self._tokens(prompt, hot.prefix.token_count)
-        if tokens is not None and self._have_room(0, len(tokens)):
+        count = hot.prefix.token_count
+        if self.byte_count + 4 * count > self.bytes_max:
+            return
+        if (tokens := self._tokens(prompt, count)) is not None:
             hot.prefix = replace(hot.prefix, token_bytes=tokens)
             self.byte_count += len(tokens)
 
     def _tokens(self, prompt: Prompt, count: int) -> bytes | None:
         """The first tokens of a prompt, if copies need them and they are known; else None."""
         return prompt.leading_tokens(count) if self._means.by_relays else None
-
-    def _have_room(self, prefixes: int, byte_count: int) -> bool:
-        """Whether the bounds leave room for so many more prefixes and bytes; counts a lack."""
-        if len(self._hot) + prefixes <= HOT_MAX and self.byte_count + byte_count <= self.bytes_max:
-            return True
-        self.reasons["no_room"] += 1
-        self._lacked_room = True
-        return False
 
     def _let_cold_go(self, now_s: float) -> None:
         """Drops prefixes that are no longer hot; after a lack of room the colder half, too (a hot

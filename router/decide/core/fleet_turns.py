@@ -15,7 +15,7 @@ from math import inf
 
 from xxhash import xxh3_64_intdigest
 
-from events.feed.demand import DEMANDS_MAX, TENANTS_MAX, Demand
+from events.feed.demand import TENANTS_MAX, Demand
 from router.decide.core.core import RouterCore
 from router.decide.core.pool import Pool
 from router.decide.queue.admission_queue import AdmissionQueue
@@ -142,8 +142,6 @@ class FleetTurns:
         for pool in queue.pools():
             if isinstance(pool, Pool):
                 demands += self._of_pool(pool, now_s)
-            if len(demands) > DEMANDS_MAX:
-                break
         return demands
 
     def _of_pool(self, pool: Pool, now_s: float) -> Iterator[Demand]:

@@ -316,8 +316,9 @@ class ReservationLife:
             self._end_prefill(reservation, now_s)
         if self.ttft_check.predicted_s:
             self.ttft_check.on_end(reservation.id)
-        self._measure_tokens(reservation, ending, source, now_s)
+        blocks = len(reservation.prefixes) + reservation.own_blocks
         self.reservations.end(reservation, ending, now_s)  # which may drop the prompt's hashes
+        self._measure_tokens(reservation, ending, blocks, source, now_s)
         self.endings[ending] += 1
         if self.on_end is not None:
             self.on_end(reservation)
@@ -334,13 +335,17 @@ class ReservationLife:
                 self.fleet.outliers.on_end(key, reservation.id)
 
     def _measure_tokens(
-        self, reservation: Reservation, ending: Ending, source: Source | None, now_s: float
+        self,
+        reservation: Reservation,
+        ending: Ending,
+        blocks: int,
+        source: Source | None,
+        now_s: float,
     ) -> None:
-        """Learns from the time between the tokens of an answer that came to its end. source: of its
-        worker."""
+        """Learns from the time between the tokens of an answer that came to its end. blocks: KV
+        blocks that it held. source: of its worker."""
         if ending is Ending.FINISHED:
             load = self.fleet.load_of(reservation.worker)
-            blocks = len(reservation.prefixes) + reservation.own_blocks
             about = reservation.output_tokens, blocks, now_s
             measured_s = self.fleet.token_times.on_finished(reservation.id, load, *about)
             if measured_s is not None:

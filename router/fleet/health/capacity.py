@@ -169,7 +169,7 @@ class Capacities:
         known.on_sample(heartbeat)
         if known.block_share < 1.0:
             self.preempted.add(key)
-        if (kind, known.slots) != before[:2]:
+        if (kind, known.slots) != before[:2] and (known.slots or before[1]):
             for changed in dict.fromkeys((before[0], kind)):
                 self._weigh(changed)
         return before != (kind, known.slots, known.running_max, known.block_share)

@@ -89,8 +89,8 @@ class Entrance:
         return usage
 
     def place(self, request: web.Request, usage: Usage | None, held: Held) -> Place:
-        """Counts the request as open until the returned place is left (`with`). usage: of its key;
-        None: no keys. held: the request, for its key's limit on open ones. Raises Refusal at a
+        """A place for the request, which counts as open while it is entered (`with`). usage: of its
+        key; None: no keys. held: the request, for its key's limit on open ones. Raises Refusal at a
         limit of the key, GatewayRefusal at one of the gateway.
         """
         length = request.content_length or 0

@@ -1,6 +1,7 @@
 """Counts what one identity uses in this process, and holds it against its limits. Pure.
 
-Law: a call or item past a limit is refused before any work for it, and uses nothing of the limit.
+Law: a call or item past a limit is refused before any work for it, and uses nothing of the limit;
+a prompt that comes as a text is held against `reservations` once more when it has its tokens.
 """
 
 from collections import Counter

@@ -89,7 +89,7 @@ def test_a_long_request_whose_caller_leaves_between_its_steps_is_counted() -> No
     steps = stage.desk.steps(asked(LONG_BYTES // 4).SerializeToString())
     next(steps)
     steps.close()
-    assert stage.counted() == {"CANCELLED": 1}
+    assert stage.counted() == {"cancelled": 1}
     assert stage.fleet.loads() == {}
 
 

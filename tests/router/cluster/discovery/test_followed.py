@@ -77,7 +77,7 @@ class Router:
                     case Start(settings):
                         if not self.no_room:
                             self.relays.add(settings.id)
-                        self.followed.on_started(settings.id, self.no_room, now_s)
+                        self.followed.on_started(settings.id, self.no_room, now_s, failed=True)
                     case Leave(worker_id, _):
                         self.relays.discard(worker_id)
         return done
@@ -298,7 +298,10 @@ def test_a_pod_whose_worker_would_have_the_name_of_another_is_told_and_costs_tha
     assert "vllm-0-8000" in router.followed.troubles()["vllm-0-8000"]
     assert router.changed(Gone(single)) == []
     assert starts(router.step(0.0)) == ["vllm-0-8000", "vllm-0-8001"]
+    router.changed(Put(single))
     assert router.changed(Gone(pod())) == [Forget("vllm-0-8000"), Forget("vllm-0-8001")]
+    router.relays.clear()
+    assert starts(router.step(20.0)) == ["vllm-0-8000"], "the name is free"
 
 
 def test_a_port_that_is_listed_twice_is_told() -> None:
