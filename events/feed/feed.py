@@ -109,6 +109,8 @@ class Feed:
         self._on_control = on_control
         self._rng = rng
         self._hello_at_s = -HELLO_S
+        self._hello_due = False
+        """Whether the connection came back, and no hello was sent since."""
         self._intake: Intake[tuple[OnPayload, WorkerKey, bytes]] = Intake(self._is_known)
         self._subscriptions = Subscriptions(broker, fleet, self._send_hello)
         came, out = self._message_came, self._subscriptions.out
@@ -262,8 +264,12 @@ class Feed:
         now_s = self._clock()
         self._subscriptions.connection_changed()
         self._view.on_connection(connected, now_s)
-        if connected and now_s - self._hello_at_s >= HELLO_S:
-            self._hello_at_s = now_s
+        self._hello_due = connected
+        self._say_hello(now_s)
+
+    def _say_hello(self, now_s: float) -> None:
+        if self._hello_due and now_s - self._hello_at_s >= HELLO_S:
+            self._hello_due, self._hello_at_s = False, now_s
             self._tasks.spawn(self._send_hello(), "hello")
 
     async def _send_hello(self) -> None:
@@ -277,6 +283,7 @@ class Feed:
             if self._intake.lossy:
                 self._count_losses()
             now_s = self._clock()
+            self._say_hello(now_s)
             self._view.behind_s = self._subscriptions.behind_s
             forgotten = self._view.tick(now_s)
             for worker in forgotten:

@@ -130,6 +130,20 @@ def chunk(
 # --- what it says ---
 
 
+async def test_a_connection_that_is_lost_twice_within_a_second_has_a_hello_of_its_own() -> None:
+    """What was said in the second outage, a fleet command, is asked for by no other message."""
+    ear = Ear()
+    for connected in (True, False, True):
+        ear.feed._connection_changed(connected)
+    for hellos in (1, 2, 2):
+        await asyncio.sleep(0)
+        assert ear.broker.published == ["kvroute.v1.f.hello"] * hellos
+        ear.clock.now_s += HELLO_S
+        ear.feed._say_hello(ear.clock.now_s)  # as each tick does
+    await ear.feed.stop()
+    assert ear.broken == []
+
+
 async def test_a_router_too_slow_for_what_it_hears_asks_for_more_once_a_second_at_most() -> None:
     ear = Ear()
     for hellos in (1, 2, 3):
