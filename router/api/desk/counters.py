@@ -94,7 +94,8 @@ class Metrics:
             if outcome not in {"picked", "refused"}:
                 self.requests.labels(outcome, "")
         for reason in Reason:
-            self.requests.labels("refused", reason)
+            if reason is not Reason.CANCELLED:  # an outcome of its own
+                self.requests.labels("refused", reason)
         process_metrics(registry)
 
     def follow(
