@@ -449,7 +449,7 @@ class PickedRequest(RequestStream):
             return
         self._routed = moved
         if self._seen_first:  # it came meanwhile, and its report had no reservation
-            self.first_token()
+            _ = self._picker.spawn(moved.prefill_done(measured=False))
 
     @override
     def first_token(self) -> None:

@@ -182,19 +182,23 @@ class RoutedRequest:
             judged = judgement(error)
             await self.failed(judged.reported, refused=judged.refused)
 
-    async def prefill_done(self, *, answering: bool = True) -> None:
+    async def prefill_done(self, *, answering: bool = True, measured: bool = True) -> None:
         """Reports that the first token is out; later calls do nothing.
 
         One attempt of at most the client's report_timeout_s, so that an unreachable router hardly
         delays a stream, and no attempt if it is silent; the next renewal repeats the report.
         answering: False: the prefill worker of a pair is done, and no token was passed on yet, so
-        that attempts() may still try other workers.
+        that attempts() may still try other workers. measured: False: the token came before this
+        reservation was made, so that the router learns no speed from it.
         """
         self._answering = self._answering or answering
         if self._prefill_reported or self._ended:
             return
         self._prefill_reported = True
-        self._step = ProgressState.PROGRESS_STATE_PREFILL_DONE
+        if measured:
+            self._step = ProgressState.PROGRESS_STATE_PREFILL_DONE
+        else:
+            self.output_tokens = max(1, self.output_tokens)
         if not self._reports.silent(self.pick.reservation_id):
             await self._renew(self._reports.wait_s, attempts=1)
 

@@ -312,8 +312,10 @@ async def test_what_comes_of_an_answer_while_the_load_moves_is_reported(
         await call.write(response_body(event + USAGE if is_whole else event, last=is_whole))
         for _ in range(2):
             await call.read()
-        seen.set()
         core = stage.served.fleet.core
+        measured: list[object] = []
+        monkeypatch.setattr(core.life, "_measure", lambda *about: measured.append(about))
+        seen.set()
         moved = core.reservations._open
         await until(
             lambda: (
@@ -321,6 +323,7 @@ async def test_what_comes_of_an_answer_while_the_load_moves_is_reported(
             ),
             "the new reservation has its first token, or its end",
         )
+        assert measured == [], "the time since the move is not the worker's"
         call.cancel()
         await stage.idle()
         ends = [Ending.FAILED_CANCELLED, Ending.FINISHED if is_whole else Ending.FAILED_CANCELLED]
